@@ -1,3 +1,46 @@
-"""Jacobian descent for PyTorch Lightning: train with a vector of losses instead of one number."""
+"""Jacobian descent for PyTorch Lightning: train with a vector of losses instead of one number.
 
+Plain PyTorch needs :func:`backward`, :func:`gramian` or :func:`jacobian`; Lightning needs
+:class:`JacobianDescent` on the Trainer. The surfaces for Lightning are imported on first use, so
+that a project without Lightning does not pay for its import.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from lightning_jd._registration import register_strategies
+from lightning_jd.aggregators import available, register, resolve
+from lightning_jd.core import backward
+from lightning_jd.engines import jacobian
+
+if TYPE_CHECKING:
+    from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy, JDModuleMixin, JDStrategy
+
+__all__ = [
+    "JDDDPStrategy",
+    "JDModuleMixin",
+    "JDStrategy",
+    "JacobianDescent",
+    "available",
+    "backward",
+    "jacobian",
+    "register",
+    "resolve",
+]
 __version__ = "0.1.0"
+
+_NEED_LIGHTNING = {"JDDDPStrategy", "JDModuleMixin", "JDStrategy", "JacobianDescent"}
+
+register_strategies()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEED_LIGHTNING:
+        return getattr(import_module("lightning_jd.surfaces"), name)
+    if name == "fabric":
+        return import_module("lightning_jd.surfaces.fabric")
+    raise AttributeError(f"module 'lightning_jd' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "fabric"]

@@ -15,7 +15,8 @@ ALLOWED = {
     "engines": {"errors", "linalg"},
     "metrics": {"errors", "linalg"},
     "core": {"errors", "linalg", "aggregators", "engines", "metrics"},
-    "surfaces": {"errors", "linalg", "aggregators", "engines", "metrics", "core"},
+    "report": {"errors"},
+    "surfaces": {"errors", "linalg", "aggregators", "engines", "metrics", "core", "report"},
 }
 HEAVY = ["lightning", "pytorch_lightning", "torchjd", "matplotlib", "rich", "qpsolvers"]
 

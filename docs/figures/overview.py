@@ -1,0 +1,83 @@
+"""Draws the picture at the top of the README from saved results: geometry, training, cost.
+
+Run `python examples/digits.py --save digits.json` and `lightning-jd bench engines` first:
+    python docs/figures/overview.py digits.json results/engines.json
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.patches import Polygon
+
+from lightning_jd.aggregators import Mean, UPGrad
+
+GRAY, GREEN, BLUE, RED = "tab:gray", "tab:green", "tab:blue", "tab:red"
+
+
+def geometry(axis: Axes) -> None:
+    """Two conflicting gradients, the cone of updates that harm neither, the mean and UPGrad."""
+    J = torch.tensor([[-0.55, 0.75], [2.0, 0.35]], dtype=torch.float64)
+    rays = torch.stack([torch.stack([J[0, 1], -J[0, 0]]), torch.stack([-J[1, 1], J[1, 0]])])
+    rays = 4 * rays / rays.norm(dim=1, keepdim=True)
+    axis.add_patch(Polygon([(0, 0), *rays.tolist()], color=GREEN, alpha=0.13, linewidth=0))
+    axis.text(0.62, 1.32, "updates that\nharm nobody", color=GREEN, ha="center", fontsize=9)
+    arrows = {
+        "$g_1$": (J[0], BLUE),
+        "$g_2$": (J[1], BLUE),
+        "mean": (Mean()(J), GRAY),
+        "UPGrad": (UPGrad(reg=0)(J), GREEN),
+    }
+    for label, (vector, color) in arrows.items():
+        x, y = vector.tolist()
+        axis.annotate("", (x, y), (0, 0), arrowprops={"arrowstyle": "-|>", "color": color, "lw": 2})
+        axis.annotate(label, (x, y), (4, 4), textcoords="offset points", color=color, weight="bold")
+    axis.set(xlim=(-0.9, 2.3), ylim=(-0.25, 1.75), aspect="equal", title="What it does")
+    axis.axis("off")
+
+
+def training(axis: Axes, file: Path) -> None:
+    """Loss curves of examples/digits.py."""
+    for method, run in json.loads(file.read_text()).items():
+        color = {"mean": GRAY, "upgrad": GREEN}[method]
+        losses = torch.tensor(run["losses"]).unfold(0, 32, 1).mean(dim=1)
+        axis.plot(losses, color=color, lw=2, label=f"{method} (lr {run['learning_rate']:.2g})")
+    axis.set(
+        yscale="log", xlabel="step", ylabel="training loss", title="One loss per example (digits)"
+    )
+    axis.legend(frameon=False)
+    axis.grid(alpha=0.3)
+
+
+def cost(axis: Axes, file: Path) -> None:
+    """Cost of a step as a multiple of plain SGD, ours and TorchJD's faster engine."""
+    rows = [row for row in json.loads(file.read_text())["rows"] if row.get("headline")]
+    for y, row in enumerate(rows):
+        axis.barh(y - 0.2, row["ours"], 0.4, color=GREEN, label="lightning_jd" if y == 0 else None)
+        axis.barh(y + 0.2, row["torchjd"], 0.4, color=GRAY, label="TorchJD" if y == 0 else None)
+        for offset, value in ((-0.2, row["ours"]), (0.2, row["torchjd"])):
+            axis.text(value * 1.05, y + offset, f"{value:.2g}x", va="center", fontsize=8)
+    axis.axvline(1, color="black", lw=1, ls=":")
+    axis.set(xscale="log", yticks=range(len(rows)), yticklabels=[row["case"] for row in rows])
+    axis.set(xlabel="cost of a step / plain SGD", title="What it costs")
+    axis.set_xlim(0.5, 3 * max(row["torchjd"] for row in rows))
+    axis.invert_yaxis()
+    axis.legend(frameon=False, loc="lower right")
+
+
+def main(digits: str, engines: str) -> None:
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+    geometry(axes[0])
+    training(axes[1], Path(digits))
+    cost(axes[2], Path(engines))
+    figure.savefig(Path(__file__).with_suffix(".png"), dpi=130)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,43 @@
+"""Arguments that several aggregators share, checked when they are given and when they are used."""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from lightning_jd.errors import ArgumentError, ShapeError
+
+
+def checked_preference(preference: Sequence[float] | None) -> tuple[float, ...] | None:
+    """Return the preference as a tuple, or raise unless all entries are positive and finite."""
+    if preference is None:
+        return None
+    numbers = tuple(float(number) for number in preference)
+    if not numbers or not all(0 < number < math.inf for number in numbers):
+        raise ArgumentError(
+            f"`preference` must be positive numbers, one per objective, got {list(numbers)}. "
+            "Leave an objective out of the losses to ignore it."
+        )
+    return numbers
+
+
+def preference_for(preference: tuple[float, ...] | None, gramian: Tensor) -> Tensor:
+    """The preference as a tensor ``(m,)``, 1/m each for ``None``."""
+    m = len(gramian)
+    if preference is None:
+        return gramian.new_full((m,), 1 / m)
+    if len(preference) != m:
+        raise ShapeError(
+            f"`preference` must have one entry per objective ({m}), got {len(preference)}."
+        )
+    return gramian.new_tensor(preference)
+
+
+def checked_reg(reg: float) -> float:
+    """Return ``reg`` as a float, or raise unless it is finite and not negative."""
+    if not 0 <= reg < math.inf:
+        raise ArgumentError(
+            f"`reg` must be at least 0 and finite, got {reg}. "
+            "Usual values are 0 (the exact projection) to 1e-2."
+        )
+    return float(reg)

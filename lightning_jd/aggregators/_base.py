@@ -1,0 +1,109 @@
+"""What an aggregator is, and the properties that it may claim."""
+
+from abc import ABC, abstractmethod
+from enum import Enum
+from inspect import signature
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_jd.errors import ShapeError
+from lightning_jd.linalg import check_finite, check_matrix, check_square
+
+
+class Property(Enum):
+    r"""What an aggregator :math:`\mathcal A` may promise for every Jacobian :math:`J`.
+
+    For a random aggregator the equalities hold for the same random draw on both sides, and the
+    inequality holds with probability one.
+    """
+
+    NON_CONFLICTING = "non-conflicting"
+    r""":math:`J \mathcal A(J) \succeq 0`: to first order, no objective gets worse."""
+    LINEAR_UNDER_SCALING = "linear under scaling"
+    r""":math:`c \mapsto \mathcal A(\operatorname{diag}(c) J)` is linear in :math:`c \succ 0`."""
+    WEIGHTED = "weighted"
+    r""":math:`\mathcal A(J) = J^\top w` for some :math:`w`: it is in the span of the rows."""
+    PERMUTATION_INVARIANT = "permutation invariant"
+    r""":math:`\mathcal A(P J) = \mathcal A(J)` for every permutation :math:`P` of the rows."""
+
+
+class Aggregator(nn.Module, ABC):
+    """Maps a Jacobian ``(m, n)``, one row per objective, to one direction ``(n,)``.
+
+    A subclass defines :meth:`aggregate`, and claims its ``properties``. Arguments of the
+    constructor are numbers, strings or sequences, kept under the same name. The decorator
+    :func:`~lightning_jd.aggregators.register` gives it a ``name`` by which it can be chosen.
+    """
+
+    name: ClassVar[str] = ""
+    properties: ClassVar[frozenset[Property]] = frozenset()
+
+    @abstractmethod
+    def aggregate(self, jacobian: Tensor) -> Tensor:
+        """Combine the rows of ``jacobian`` ``(m, n)`` to ``(n,)``; its shape has been checked."""
+
+    @override
+    @torch.no_grad()
+    def forward(self, jacobian: Tensor) -> Tensor:
+        """Check the shape of ``jacobian`` ``(m, n)`` and aggregate its rows to ``(n,)``."""
+        check_matrix("jacobian", jacobian)
+        with torch.autocast(jacobian.device.type, enabled=False):  # no Gramian in half precision
+            return self.aggregate(jacobian)
+
+    @override
+    def extra_repr(self) -> str:
+        """The arguments of the constructor, as far as they are kept."""
+        kept = (name for name in signature(type(self)).parameters if hasattr(self, name))
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in kept)
+
+
+class GramianAggregator(Aggregator):
+    r"""An aggregator :math:`J^\top w(G)` whose weights depend on the Gramian only.
+
+    A subclass defines :meth:`weights`. Because :math:`G = J J^\top` is all it needs, it works
+    without the Jacobian ever being stored.
+    """
+
+    @abstractmethod
+    def weights(self, gramian: Tensor) -> Tensor:
+        r"""The weights :math:`w`.
+
+        Args:
+            gramian: :math:`G = J J^\top`, shape ``(m, m)``, positive semi-definite up to rounding.
+
+        Returns:
+            One weight per objective, shape ``(m,)``, in the dtype and on the device of ``gramian``.
+
+        Raises:
+            ShapeError: If ``gramian`` is not a square floating-point matrix.
+            NonFiniteError: If an entry is NaN or infinite; the message names the rows.
+        """
+
+    @override
+    def aggregate(self, jacobian: Tensor) -> Tensor:
+        """The weighted sum of the rows of ``jacobian``."""
+        J = jacobian.float() if jacobian.dtype.itemsize < 4 else jacobian  # half overflows in G
+        G = J @ J.T
+        if not bool(G.isfinite().all()):
+            check_finite("jacobian", jacobian)  # NaN spreads in G: name the rows it comes from
+            check_finite("gramian", G)
+        return (self.weights(G) @ J).to(jacobian.dtype)
+
+
+def check_gramian(gramian: Tensor) -> None:
+    """Raise unless ``gramian`` is a square floating-point matrix with finite entries."""
+    check_square("gramian", gramian)
+    check_finite("gramian", gramian)
+
+
+def check_weights(source: str, weights: Tensor, gramian: Tensor) -> Tensor:
+    """Return what foreign code gave as ``weights`` in the dtype of ``gramian``, if there are m."""
+    if weights.shape != gramian.shape[:1]:
+        raise ShapeError(
+            f"{source} must return one weight per objective, shape ({len(gramian)},), "
+            f"got shape {tuple(weights.shape)}."
+        )
+    return weights.to(gramian)

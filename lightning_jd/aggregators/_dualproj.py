@@ -1,0 +1,64 @@
+"""DualProj: project the average of the rows of the Jacobian out of conflict."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.aggregators._arguments import checked_preference, checked_reg, preference_for
+from lightning_jd.aggregators._base import GramianAggregator, Property
+from lightning_jd.aggregators._registry import register
+from lightning_jd.linalg import check_square, dual_cone_weights
+
+
+@register
+class DualProj(GramianAggregator):
+    r"""The average of the rows of :math:`J`, projected onto the dual cone of the rows.
+
+    .. math::
+        \mathcal A(J) = \pi_J(J^\top p), \qquad
+        \pi_J(g) = \operatorname*{arg\,min}_{d \,:\, J d \succeq 0} \lVert d - g \rVert .
+
+    Its weights minimise :math:`v^\top H v` over :math:`v \succeq p`, with :math:`H = G = J J^\top`,
+    or :math:`H = G / \operatorname{tr} G + \text{reg}\, I`. The properties are those of ``reg=0``;
+    see :class:`~lightning_jd.aggregators.UPGrad` for what ``reg`` concedes.
+
+    Args:
+        preference: :math:`p`, one positive number per objective; ``None`` is 1/m each.
+        reg: Regularisation relative to the trace of the Gramian; 0 is the definition of the paper.
+        solver: ``"auto"``, ``"batched"``, or the name of a solver of ``qpsolvers``.
+
+    Raises:
+        ArgumentError: If a preference is not positive, or ``reg`` is negative.
+        ShapeError: When called, if ``preference`` does not have one entry per objective.
+
+    Example:
+        >>> import torch
+        >>> DualProj(reg=0)(torch.tensor([[2.0, 0.0], [-4.0, 4.0]]))
+        tensor([0., 2.])
+
+    References:
+        Lopez-Paz and Ranzato, *Gradient Episodic Memory for Continual Learning*, NeurIPS 2017.
+    """
+
+    properties: ClassVar[frozenset[Property]] = frozenset(
+        {Property.NON_CONFLICTING, Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
+    )
+
+    def __init__(
+        self,
+        preference: Sequence[float] | None = None,
+        reg: float = 1e-4,
+        solver: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.preference = checked_preference(preference)
+        self.reg = checked_reg(reg)
+        self.solver = solver
+
+    @override
+    def weights(self, gramian: Tensor) -> Tensor:
+        check_square("gramian", gramian)
+        p = preference_for(self.preference, gramian)
+        return dual_cone_weights(gramian, p, reg=self.reg, solver=self.solver)

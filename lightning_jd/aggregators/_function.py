@@ -1,0 +1,44 @@
+"""A function from Gramians to weights, as an aggregator."""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.aggregators._base import (
+    GramianAggregator,
+    Property,
+    check_gramian,
+    check_weights,
+)
+
+
+class FromFunction(GramianAggregator):
+    r"""The aggregator :math:`J^\top w(G)` of any function :math:`w` of the Gramian.
+
+    It has no name and no state; for these, write a class and register it.
+
+    Args:
+        function: Takes a Gramian ``(m, m)``, returns weights ``(m,)``.
+
+    Raises:
+        ShapeError: When called, if the function does not return one weight per objective.
+
+    Example:
+        >>> import torch
+        >>> inverse_norms = FromFunction(lambda gramian: gramian.diagonal() ** -0.5)
+        >>> inverse_norms(torch.tensor([[3.0, 0.0], [0.0, 0.5]]))
+        tensor([1., 1.])
+    """
+
+    properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    @override
+    def weights(self, gramian: Tensor) -> Tensor:
+        check_gramian(gramian)
+        return check_weights("The function of the Gramian", self.function(gramian), gramian)

@@ -1,0 +1,124 @@
+"""From a name, a dictionary or an object to an aggregator."""
+
+from collections.abc import Callable, Mapping
+from inspect import Signature, isabstract, signature
+from typing import Any, TypeVar
+
+from lightning_jd.aggregators._base import Aggregator
+from lightning_jd.aggregators._function import FromFunction
+from lightning_jd.aggregators._torchjd import adapt, comes_from_torchjd
+from lightning_jd.errors import ArgumentError, UnknownNameError
+
+_Class = TypeVar("_Class", bound=type[Aggregator])
+_CLASSES: dict[str, type[Aggregator]] = {}
+
+AggregatorSpec = str | Mapping[str, Any] | Aggregator | type[Aggregator] | Callable[..., Any]
+"""Everything that :func:`resolve` turns into an aggregator."""
+
+
+def register(cls: _Class) -> _Class:
+    """Make an aggregator available under its lower-case class name (a class decorator).
+
+    A class that defines ``name`` itself is registered under that name.
+
+    Raises:
+        ArgumentError: If the class is abstract, or another class has this name.
+
+    Example:
+        >>> import torch
+        >>> from lightning_jd.aggregators import GramianAggregator, register, resolve
+        >>> @register
+        ... class Largest(GramianAggregator):
+        ...     '''Only the row with the largest norm counts.'''
+        ...
+        ...     def weights(self, gramian):
+        ...         largest = gramian.diagonal().argmax()
+        ...         return torch.eye(len(gramian)).to(gramian)[largest]
+        >>> resolve("largest")(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
+        tensor([0., 2.])
+    """
+    if isabstract(cls):
+        missing = ", ".join(sorted(cls.__abstractmethods__))
+        raise ArgumentError(
+            f"A registered aggregator must define {missing}, {cls.__name__} does not."
+        )
+    name = vars(cls).get("name") or cls.__name__.lower()
+    known = _CLASSES.get(name)
+    # Running the cell of a notebook again defines the same class anew: the new one counts.
+    if known and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ArgumentError(
+            f"The name of an aggregator must be new, got {name!r}, which is "
+            f"{known.__module__}.{known.__qualname__}. Set `name` in {cls.__name__}."
+        )
+    cls.name = name
+    _CLASSES[name] = cls
+    return cls
+
+
+def available() -> dict[str, type[Aggregator]]:
+    """All registered aggregators by name, sorted (a copy).
+
+    Example:
+        >>> available()["upgrad"].__name__
+        'UPGrad'
+    """
+    return dict(sorted(_CLASSES.items()))
+
+
+def resolve(spec: AggregatorSpec) -> Aggregator:
+    """Turn a description of an aggregator into the aggregator.
+
+    Args:
+        spec: A registered name (``"upgrad"``), a mapping with ``"name"`` and the arguments of its
+            constructor (``{"name": "cagrad", "c": 0.4}``), an aggregator (returned as it is), a
+            class, a ``torchjd`` Weighting or Aggregator, or a function from Gramians to weights.
+
+    Raises:
+        UnknownNameError: If the name is not registered; the message lists those that are.
+        ArgumentError: If the arguments do not fit the constructor, or ``spec`` is something else.
+
+    Example:
+        >>> resolve({"name": "cagrad", "c": 0.4})
+        CAGrad(c=0.4)
+    """
+    if isinstance(spec, Aggregator):
+        return spec
+    if isinstance(spec, str):
+        return _build(_lookup(spec), {})
+    if isinstance(spec, Mapping):
+        arguments = dict(spec)
+        if not isinstance(name := arguments.pop("name", None), str):
+            raise ArgumentError(
+                f'A mapping that describes an aggregator must have a "name", got {dict(spec)}. '
+                'Write for instance {"name": "cagrad", "c": 0.4}.'
+            )
+        return _build(_lookup(name), arguments)
+    if isinstance(spec, type) and issubclass(spec, Aggregator):
+        return _build(spec, {})
+    if comes_from_torchjd(spec):
+        return adapt(spec)
+    if callable(spec) and not isinstance(spec, type):
+        return FromFunction(spec)
+    raise ArgumentError(
+        "`aggregator` must be a name, a mapping with a name, an Aggregator (object or class), an "
+        f"object of torchjd or a function from Gramians to weights, got {spec!r}."
+    )
+
+
+def _lookup(name: str) -> type[Aggregator]:
+    if name not in _CLASSES:
+        raise UnknownNameError.of("aggregator", name, _CLASSES)
+    return _CLASSES[name]
+
+
+def _build(cls: type[Aggregator], arguments: dict[str, Any]) -> Aggregator:
+    expected = signature(cls).replace(return_annotation=Signature.empty)
+    try:
+        expected.bind(**arguments)
+    except TypeError as error:
+        written = "".join(f', "{name}": ...' for name in expected.parameters)
+        raise ArgumentError(
+            f"The arguments must be those of {cls.__name__}{expected}, got {arguments}: {error}. "
+            f'Write {{"name": "{cls.name}"{written}}}.'
+        ) from error
+    return cls(**arguments)

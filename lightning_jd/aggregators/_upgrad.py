@@ -1,0 +1,76 @@
+"""UPGrad: average the rows of the Jacobian after projecting each one out of conflict."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.aggregators._arguments import checked_preference, checked_reg, preference_for
+from lightning_jd.aggregators._base import GramianAggregator, Property
+from lightning_jd.aggregators._registry import register
+from lightning_jd.linalg import check_square, upgrad_weights
+
+
+@register
+class UPGrad(GramianAggregator):
+    r"""Average of the rows of :math:`J`, each projected onto the dual cone of all of them.
+
+    .. math::
+        \mathcal A(J) = \sum_{i=1}^{m} p_i\, \pi_J(J^\top e_i), \qquad
+        \pi_J(g) = \operatorname*{arg\,min}_{d \,:\, J d \succeq 0} \lVert d - g \rVert .
+
+    By duality :math:`\pi_J(J^\top u) = J^\top w`, where :math:`w` minimises :math:`v^\top H v` over
+    :math:`v \succeq u` with :math:`H = G = J J^\top`: :math:`m` programs in :math:`m` unknowns.
+    With ``reg`` the programs are those of :math:`H = G / \operatorname{tr} G + \text{reg}\, I`.
+
+    The properties are those of ``reg=0``, the definition. With ``reg > 0`` an objective whose
+    gradient is small may lose: :math:`g_i^\top \mathcal A(J) \ge -\text{reg}\,
+    \operatorname{tr}(G)\, w_i`, which in exchange keeps it from stopping all others.
+
+    Args:
+        preference: The :math:`p_i`, one positive number per objective; ``None`` is 1/m each.
+        reg: Regularisation relative to the trace of the Gramian; 0 is the definition of the paper.
+        solver: ``"auto"``, ``"batched"``, or the name of a solver of ``qpsolvers``.
+
+    Raises:
+        ArgumentError: If a preference is not positive, or ``reg`` is negative.
+        ShapeError: When called, if ``preference`` does not have one entry per objective.
+
+    Example:
+        >>> import torch
+        >>> J = torch.tensor([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]])
+        >>> UPGrad(reg=0)(J)
+        tensor([0.2924, 1.9006, 1.9006])
+        >>> UPGrad()(J)
+        tensor([0.2929, 1.9004, 1.9004])
+
+    References:
+        Quinton and Rey, *Jacobian Descent for Multi-Objective Optimization*, arXiv:2406.16232.
+    """
+
+    properties: ClassVar[frozenset[Property]] = frozenset(
+        {
+            Property.NON_CONFLICTING,
+            Property.LINEAR_UNDER_SCALING,
+            Property.WEIGHTED,
+            Property.PERMUTATION_INVARIANT,
+        }
+    )
+
+    def __init__(
+        self,
+        preference: Sequence[float] | None = None,
+        reg: float = 1e-4,
+        solver: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.preference = checked_preference(preference)
+        self.reg = checked_reg(reg)
+        self.solver = solver
+
+    @override
+    def weights(self, gramian: Tensor) -> Tensor:
+        check_square("gramian", gramian)
+        p = None if self.preference is None else preference_for(self.preference, gramian)
+        return upgrad_weights(gramian, p, reg=self.reg, solver=self.solver)

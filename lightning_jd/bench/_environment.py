@@ -1,0 +1,45 @@
+"""What a number depends on besides the code: the versions and the processor."""
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+_PACKAGES = ("lightning-jd", "torch", "numpy", "lightning", "torchjd", "qpsolvers", "quadprog")
+
+
+def environment() -> dict[str, str | int]:
+    """Versions, processor and number of threads, to be stored beside every measurement.
+
+    Example:
+        >>> sorted(environment())[:3]
+        ['cores', 'lightning', 'lightning-jd']
+    """
+    found: dict[str, str | int] = {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": os.cpu_count() or 1,
+        "threads": torch.get_num_threads(),
+    }
+    if torch.cuda.is_available():
+        found["accelerator"] = torch.cuda.get_device_name()
+    return found | {package: _version(package) for package in _PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():  # on Linux `platform.processor()` is empty or only says "x86_64"
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

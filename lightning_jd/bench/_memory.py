@@ -1,0 +1,107 @@
+"""Peak memory of a training step above the memory of its model, each in a fresh process.
+
+The peak is what the operating system saw (``VmHWM``), so that the scratch space of the kernels
+counts too, not only tensors. It is made repeatable in three ways: the process is told to give
+freed blocks above 64 KB back at once (otherwise the allocator keeps what an earlier step freed,
+and hides what the next one needs); a plain step runs before the baseline is read, so that code and
+kernels that every step loads are in it; and the peak is reset when the baseline is read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from lightning_jd.bench._models import CASES
+from lightning_jd.bench._steps import make_step
+from lightning_jd.errors import SetupError
+
+_STATUS = Path("/proc/self/status")
+_RESET = Path("/proc/self/clear_refs")
+_ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "0",
+    "MALLOC_TOP_PAD_": "0",
+    "MALLOC_ARENA_MAX": "1",
+}
+_STEPS = 3
+
+
+def peak_memory(case: str, engine: str, threads: int) -> float | None:
+    """Megabytes that the first steps of an engine need on top of model, batch and libraries.
+
+    Gradients, activations and everything that the engine keeps between steps are counted.
+
+    Args:
+        case: A name of :data:`CASES`.
+        engine: A name of :data:`ENGINES`.
+        threads: Number of threads.
+
+    Returns:
+        The largest value of the first three steps, or ``None`` if the engine is not installed or
+        fails on this work.
+
+    Raises:
+        SetupError: If the operating system does not tell.
+    """
+    if not _STATUS.exists():
+        raise SetupError("`--memory` must read /proc/self/status, which only Linux has.")
+    run = subprocess.run(
+        [sys.executable, "-m", "lightning_jd.bench._memory", case, engine, str(threads)],
+        env={**os.environ, **_ALLOCATOR},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if run.returncode != 0:
+        return None
+    measured: float | None = json.loads(run.stdout.splitlines()[-1])
+    return measured
+
+
+def measure_here(case: str, engine: str) -> float | None:
+    """The measurement itself, in this process."""
+    torch.manual_seed(0)
+    chosen = CASES[case]
+    work = chosen.build()
+    plain = make_step("plain", work, chosen.aggregator)
+    assert plain is not None
+    for _ in range(2):
+        plain()
+    work.model.zero_grad(set_to_none=True)
+    step = make_step(engine, work, chosen.aggregator)
+    if step is None:
+        return None
+    gc.collect()
+    _release_free_memory()
+    _RESET.write_text("5")  # sets the peak to what is in use now
+    before = _kilobytes("VmRSS")
+    for _ in range(_STEPS):
+        step()
+    return (_kilobytes("VmHWM") - before) / 1024
+
+
+def _release_free_memory() -> None:
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
+    if trim is not None:
+        trim(0)
+
+
+def _kilobytes(field: str) -> int:
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1])
+    raise SetupError(f"/proc/self/status must have a line {field!r}, got none.")
+
+
+if __name__ == "__main__":
+    _case, _engine, _threads = sys.argv[1:]
+    torch.set_num_threads(int(_threads))
+    print(json.dumps(measure_here(_case, _engine)))

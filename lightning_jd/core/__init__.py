@@ -1,0 +1,18 @@
+"""One step of Jacobian descent, for plain PyTorch and for the surfaces above it."""
+
+from lightning_jd.core._backward import backward
+from lightning_jd.core._groups import Groups, split_into_groups
+from lightning_jd.core._report import GroupReport, Report
+from lightning_jd.core._surrogate import surrogate
+from lightning_jd.core._update import Update, compute_update
+
+__all__ = [
+    "GroupReport",
+    "Groups",
+    "Report",
+    "Update",
+    "backward",
+    "compute_update",
+    "split_into_groups",
+    "surrogate",
+]

@@ -1,0 +1,78 @@
+"""Jacobian descent in plain PyTorch: the line that replaces ``loss.backward()``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lightning_jd.aggregators import AggregatorSpec, resolve
+from lightning_jd.core._groups import Groups
+from lightning_jd.core._report import Report
+from lightning_jd.core._update import compute_update
+from lightning_jd.engines import (
+    Losses,
+    Objectives,
+    Parameters,
+    Select,
+    named_parameters_of,
+)
+from lightning_jd.engines import select as select_parameters
+
+
+def backward(
+    losses: Losses | Objectives,
+    params: Parameters,
+    aggregator: AggregatorSpec,
+    *,
+    select: Select = "all",
+    groups: Groups = None,
+    memory: Literal["fast", "low"] = "fast",
+) -> Report:
+    r"""Aggregate the gradients of several losses into ``.grad``.
+
+    With J the Jacobian of the losses (one row per loss, one column per parameter entry), the
+    gradient that is added to ``.grad`` is
+
+    .. math:: \mathcal A(J) = J^\top w, \qquad w = \text{weights}(J J^\top).
+
+    Gradients are added to what ``.grad`` holds, and hooks of the parameters run, as with
+    ``Tensor.backward``. Afterwards the graph of the losses may be freed.
+
+    Args:
+        losses: A 1-D tensor (one loss per instance), a 2-D tensor (instance and task), a list of
+            scalars, or a dict of named scalars, where ``None`` is a task without a loss.
+        params: A module, tensors or (name, tensor) pairs; those that require no gradient are left
+            out.
+        aggregator: A name such as ``"upgrad"``, an aggregator, or a dict with its name and
+            arguments.
+        select: The parameters that are aggregated: ``"all"``; ``"shared"``, those that more than
+            one task reaches; a name pattern (``"encoder.*"``) or a list of them; or a function of
+            name and parameter. The others get their plain gradient, that of the sum over tasks of
+            the mean over instances. So a head keeps the gradient of its own loss.
+        groups: ``None`` to aggregate all selected parameters together, ``"layer"`` for one
+            aggregation per module, or a function from the name of a parameter to its group.
+        memory: ``"fast"`` keeps activation gradients; ``"low"`` ends with an ordinary backward.
+
+    Returns:
+        Gramian, weights, the path that each parameter took, and milliseconds.
+
+    Raises:
+        NonFiniteError: If a loss, or the gradient of one, is NaN or infinite.
+        GraphError: If a loss does not require a gradient, or none reaches a parameter.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> report = backward([3 * x[0], 4 * x[1]], [x], "mean")
+        >>> x.grad
+        tensor([1.5000, 2.0000])
+        >>> report.gramian, report.weights
+        (tensor([[ 9.,  0.],
+                [ 0., 16.]]), tensor([0.5000, 0.5000]))
+    """
+    objectives = Objectives.of(losses)
+    selection = select_parameters(objectives, named_parameters_of(params), select)
+    update = compute_update(
+        objectives, selection, resolve(aggregator), groups=groups, memory=memory
+    )
+    update.surrogate().backward()
+    return update.report

@@ -1,0 +1,83 @@
+"""What one step of Jacobian descent did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from torch import Tensor
+from typing_extensions import override
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """Gramian and weights of one group of parameters.
+
+    Attributes:
+        gramian: G, shape (m, m).
+        weights: w, shape (m,); ``None`` if the aggregator is not a weighting of the rows.
+        parameters: The names of the parameters in the group.
+        products: Inner product of each gradient with the update, shape (m,), and ...
+        squared_length: ... the squared length of the update, where there are no weights to tell.
+    """
+
+    gramian: Tensor
+    weights: Tensor | None
+    parameters: tuple[str, ...]
+    products: Tensor | None = None
+    squared_length: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`backward` computed; nothing in it was copied from an accelerator.
+
+    Attributes:
+        gramian: G = J Jᵀ over the aggregated parameters, shape (m, m); with groups, the sum of
+            theirs.
+        weights: w, shape (m,): the update direction is Jᵀw. ``None`` if the aggregator is not a
+            weighting of the rows, or with several groups, each of which has its own.
+        names: The names of the objectives.
+        paths: Parameter to the way its gradient was computed; ``"plain"`` for those that were not
+            selected.
+        milliseconds: Duration of ``"gramian"``, ``"weights"``, ``"gradients"`` and ``"total"``. On
+            an accelerator it is the time to launch the work, unless the aggregator synchronises.
+        groups: One entry per group of parameters; the only key is ``None`` without groups.
+    """
+
+    gramian: Tensor
+    weights: Tensor | None
+    names: tuple[str, ...]
+    paths: dict[str, str]
+    milliseconds: dict[str, float]
+    groups: dict[Hashable, GroupReport]
+
+    @override
+    def __str__(self) -> str:
+        """Show the objectives, their weights and the paths on a few lines (copies to the host)."""
+        counted = Counter(self.paths.values()).most_common()
+        spent = ", ".join(f"{name} {ms:.1f}" for name, ms in self.milliseconds.items())
+        lines = [
+            f"{len(self.names)} objectives, {len(self.paths)} parameters in "
+            f"{len(self.groups)} group(s)",
+            "paths: " + ", ".join(f"{path} ({count})" for path, count in counted),
+            f"milliseconds: {spent}",
+        ]
+        for name, group in self.groups.items():
+            lines += [] if name is None else [f"group {name}"]
+            lines += _table(self.names, group)
+        return "\n".join(lines)
+
+
+def _table(names: tuple[str, ...], group: GroupReport, shown: int = 10) -> list[str]:
+    norms = group.gramian.diagonal().clamp(min=0).sqrt().tolist()
+    weights = [None] * len(names) if group.weights is None else group.weights.tolist()
+    width = max(9, *(len(name) for name in names[:shown]))
+    lines = [f"{'objective':<{width}}  {'gradient norm':>13}  {'weight':>10}"]
+    for name, norm, weight in list(zip(names, norms, weights, strict=True))[:shown]:
+        cell = "-" if weight is None else f"{weight:.4g}"
+        lines.append(f"{name:<{width}}  {norm:>13.4g}  {cell:>10}")
+    if len(names) > shown:
+        lines.append(f"... and {len(names) - shown} more")
+    return lines

@@ -1,0 +1,139 @@
+"""The two ways from losses to gradients: through the Gramian, or through the whole Jacobian."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_jd.aggregators import Aggregator, GramianAggregator
+from lightning_jd.core._report import GroupReport
+from lightning_jd.engines import NamedParameters, Objectives, Tape, jacobian
+from lightning_jd.errors import NonFiniteError
+
+Members = dict[Hashable, NamedParameters]
+#: Name of a parameter to its gradient; ``None`` where no objective reaches it.
+Found = dict[str, Tensor | None]
+Overflow = Literal["raise", "mean"]
+
+
+@dataclass
+class Progress:
+    """What the steps of one update leave behind: gradients, reports, paths and durations."""
+
+    found: Found = field(default_factory=dict)
+    reports: dict[Hashable, GroupReport] = field(default_factory=dict)
+    paths: dict[str, str] = field(default_factory=dict)
+    milliseconds: dict[str, float] = field(default_factory=dict)
+    last: float = field(default_factory=time.perf_counter)
+
+    def lap(self, name: str) -> None:
+        """File the time since the last call under a name."""
+        now = time.perf_counter()
+        self.milliseconds[name] = self.milliseconds.get(name, 0.0) + 1000 * (now - self.last)
+        self.last = now
+
+
+def plain(
+    progress: Progress, objectives: Objectives, named: NamedParameters, scale: float | Tensor
+) -> None:
+    """Differentiate the sum over tasks of the mean over instances, as ordinary training does."""
+    if not named:
+        return
+    gradients = torch.autograd.grad(
+        objectives.outputs,
+        [tensor for _, tensor in named],
+        objectives.cotangents(objectives.plain_weights() * scale),
+        retain_graph=True,
+        allow_unused=True,
+    )
+    for (name, _), gradient in zip(named, gradients, strict=True):
+        progress.found[name] = None if gradient is None else _unscaled(gradient, scale)
+        progress.paths[name] = "plain"
+    progress.lap("gradients")
+
+
+def through_gramian(
+    progress: Progress,
+    objectives: Objectives,
+    members: Members,
+    aggregator: GramianAggregator,
+    *,
+    memory: Literal["fast", "low"],
+    scale: float | Tensor,
+    overflow: Overflow,
+) -> None:
+    """Gramian of each group, weights of each group, then ``Jᵀ w`` of each group."""
+    tapes = {
+        group: Tape(objectives, named, scale=scale, memory=memory)
+        for group, named in members.items()
+    }
+    gramians = {group: tape.gramian() for group, tape in tapes.items()}
+    progress.lap("gramian")
+    chosen = {}
+    for group, G in gramians.items():
+        finite = _all_finite(objectives, G, overflow)
+        chosen[group] = aggregator.weights(G) if finite else torch.full_like(G[0], 1 / len(G))
+        progress.reports[group] = GroupReport(G, chosen[group], _names(members[group]))
+    progress.lap("weights")
+    for group, tape in tapes.items():
+        gradients = tape.gradients(chosen[group])
+        progress.found.update(zip(_names(members[group]), gradients, strict=True))
+        progress.paths.update(tape.paths)
+    progress.lap("gradients")
+
+
+def through_jacobian(
+    progress: Progress,
+    objectives: Objectives,
+    members: Members,
+    aggregator: Aggregator,
+    *,
+    scale: float | Tensor,
+    overflow: Overflow,
+) -> None:
+    """The whole matrix, for aggregators that are no weighting of its rows."""
+    for group, named in members.items():
+        J = jacobian(objectives, named, scale=scale)
+        G = J @ J.T
+        progress.lap("gramian")
+        finite = _all_finite(objectives, G, overflow)
+        direction = aggregator(J) if finite else J.mean(dim=0)
+        products, squared_length = J @ direction, direction @ direction
+        progress.reports[group] = GroupReport(G, None, _names(named), products, squared_length)
+        progress.lap("weights")
+        parts = direction.split([tensor.numel() for _, tensor in named])
+        for (name, tensor), part in zip(named, parts, strict=True):
+            progress.found[name] = part.view(tensor.shape).to(tensor.device, tensor.dtype)
+            progress.paths[name] = "jacobian"
+        progress.lap("gradients")
+
+
+def _unscaled(gradient: Tensor, scale: float | Tensor) -> Tensor:
+    return gradient if isinstance(scale, float) and scale == 1 else gradient / scale
+
+
+def _names(named: NamedParameters) -> tuple[str, ...]:
+    return tuple(name for name, _ in named)
+
+
+def _all_finite(objectives: Objectives, G: Tensor, overflow: Overflow) -> bool:
+    """One host synchronisation for losses and gradients together."""
+    # An inner product of two finite rows is finite: the diagonal tells about all of G.
+    finite = torch.isfinite(objectives.values()) & torch.isfinite(G.diagonal())
+    if bool(finite.all()):
+        return True
+    objectives.check_finite()
+    if overflow == "mean":
+        return False
+    bad = [name for name, fine in zip(objectives.names, finite.tolist(), strict=True) if not fine]
+    listed = ", ".join(map(repr, bad[:10])) + (", ..." if len(bad) > 10 else "")
+    raise NonFiniteError(
+        f"Gradients must be finite, got NaN or infinity in those of {len(bad)} of {objectives.m} "
+        f"objectives: {listed}. Their losses are finite: look for a square root, a logarithm or a "
+        "division at its limit."
+    )

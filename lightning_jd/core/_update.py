@@ -1,0 +1,131 @@
+"""One step of Jacobian descent: objectives -> Gramian -> weights -> gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_jd.aggregators import Aggregator, GramianAggregator
+from lightning_jd.core._groups import Groups, split_into_groups
+from lightning_jd.core._report import Report
+from lightning_jd.core._routes import Overflow, Progress, plain, through_gramian, through_jacobian
+from lightning_jd.core._surrogate import surrogate
+from lightning_jd.engines import Objectives, Selection, hooks_silenced, leaves_reached
+from lightning_jd.errors import GraphError
+
+
+@dataclass(frozen=True)
+class Update:
+    """Gradients that were computed but not yet added to ``.grad``.
+
+    Attributes:
+        params: The parameters that some objective reaches.
+        gradients: One per parameter; the list is emptied when they are handed over.
+        value: The mean of the losses, a detached scalar.
+        report: How they were computed.
+    """
+
+    params: list[Tensor]
+    gradients: list[Tensor]
+    value: Tensor
+    report: Report
+
+    def surrogate(self) -> Tensor:
+        """A scalar, equal to the mean of the losses, whose backward pass adds the gradients."""
+        return surrogate(self.value, self.params, self.gradients)
+
+
+def compute_update(
+    objectives: Objectives,
+    selection: Selection,
+    aggregator: Aggregator,
+    *,
+    groups: Groups = None,
+    memory: Literal["fast", "low"] = "fast",
+    scale: float | Tensor = 1.0,
+    overflow: Overflow = "raise",
+) -> Update:
+    """Compute the gradients of one step of Jacobian descent without touching ``.grad``.
+
+    Selected parameters get ``Jᵀ w`` with ``w = aggregator.weights(J Jᵀ)``, group by group, or
+    ``aggregator(J)`` where the aggregator is no weighting. The others get their plain gradient,
+    that of the sum over tasks of the mean over instances.
+
+    Args:
+        objectives: The losses; their graph may be freed.
+        selection: The parameters, from :func:`lightning_jd.engines.select`.
+        aggregator: The method.
+        groups: ``None``, ``"layer"`` or a function from the name of a parameter to its group.
+        memory: ``"fast"`` keeps activation gradients; ``"low"`` ends with an ordinary backward.
+        scale: Losses are multiplied by it before they are differentiated, and the results divided,
+            so that half-precision gradients do not underflow.
+        overflow: If losses are finite but gradients are not: ``"raise"``, or ``"mean"`` to weigh
+            all rows alike and let a GradScaler skip the step.
+
+    Raises:
+        NonFiniteError: If a loss, or the gradient of one, is NaN or infinite.
+        GraphError: If no objective reaches a parameter.
+    """
+    progress = Progress()
+    begin = progress.last
+    tensors = dict(selection.plain + selection.selected)
+    weighted = isinstance(aggregator, GramianAggregator)
+    selected = selection.selected
+    if groups is not None or not weighted:  # else the tape finds out by itself
+        reached = leaves_reached(objectives)
+        selected = [(name, tensor) for name, tensor in selected if id(tensor) in reached]
+    members = split_into_groups(selected, groups)
+    with hooks_silenced(tensors.values()):  # they run when the gradients are delivered
+        plain(progress, objectives, selection.plain, scale)
+        if isinstance(aggregator, GramianAggregator):
+            through_gramian(
+                progress,
+                objectives,
+                members,
+                aggregator,
+                memory=memory,
+                scale=scale,
+                overflow=overflow,
+            )
+        else:
+            through_jacobian(
+                progress, objectives, members, aggregator, scale=scale, overflow=overflow
+            )
+    progress.milliseconds["total"] = 1000 * (progress.last - begin)
+    found = {name: g for name, g in progress.found.items() if g is not None}
+    if not found:
+        raise GraphError(
+            "Losses must depend on a parameter, got a graph that reaches none of "
+            f"{len(tensors)}. Reentrant checkpointing hides them (use `use_reentrant=False`), and "
+            "so do `torch.no_grad()` and `detach()`."
+        )
+    return Update(
+        [tensors[name] for name in found],
+        list(found.values()),
+        objectives.values().mean(),
+        _report(objectives, progress),
+    )
+
+
+def _report(objectives: Objectives, progress: Progress) -> Report:
+    parts = list(progress.reports.values())
+    m, device = objectives.m, objectives.device
+    if not parts:  # no parameter is shared by two tasks: plain training
+        weights: Tensor | None = objectives.plain_weights()
+        gramian = torch.zeros(m, m, dtype=objectives.dtype, device=device)
+    else:
+        weights = parts[0].weights if len(parts) == 1 else None
+        gramian = parts[0].gramian
+        for part in parts[1:]:
+            gramian = gramian + part.gramian
+    return Report(
+        gramian=gramian,
+        weights=weights,
+        names=objectives.names,
+        paths=progress.paths,
+        milliseconds=progress.milliseconds,
+        groups=progress.reports,
+    )

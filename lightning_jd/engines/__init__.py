@@ -1,0 +1,39 @@
+"""Losses and parameters in, Jacobian or Gramian out; usable from plain PyTorch.
+
+>>> import torch
+>>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+>>> jacobian([x.sum(), x.prod()], [x])
+tensor([[1., 1.],
+        [2., 1.]])
+"""
+
+from lightning_jd.engines._hooks import hooks_silenced
+from lightning_jd.engines._objectives import Losses, Objectives
+from lightning_jd.engines._parameters import (
+    NamedParameters,
+    Parameters,
+    Select,
+    Selection,
+    named_parameters_of,
+    select,
+)
+from lightning_jd.engines._reach import leaves_reached, tasks_reaching
+from lightning_jd.engines._rows import jacobian, rows
+from lightning_jd.engines.tape import Tape
+
+__all__ = [
+    "Losses",
+    "NamedParameters",
+    "Objectives",
+    "Parameters",
+    "Select",
+    "Selection",
+    "Tape",
+    "hooks_silenced",
+    "jacobian",
+    "leaves_reached",
+    "named_parameters_of",
+    "rows",
+    "select",
+    "tasks_reaching",
+]

@@ -1,0 +1,142 @@
+"""The parameters of one step: their names, and which of them the aggregation is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+
+from lightning_jd.engines._objectives import Objectives
+from lightning_jd.engines._reach import tasks_reaching
+from lightning_jd.errors import ArgumentError, GraphError
+
+NamedParameters = list[tuple[str, Tensor]]
+#: What a user may hand over: a module, tensors, (name, tensor) pairs, or a dict of named tensors.
+Parameters = (
+    nn.Module | Tensor | Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]
+)
+#: "all", "shared", a name pattern or several, or a function of name and parameter.
+Select = str | Sequence[str] | Callable[[str, Tensor], bool]
+
+
+def named_parameters_of(params: Parameters) -> NamedParameters:
+    """List the parameters with a name each, without those that require no gradient.
+
+    A tensor that comes twice (tied weights) is listed once, under its first name.
+
+    Args:
+        params: A module, an iterable of tensors (which are named by position), an iterable of
+            (name, tensor) pairs, or a dict.
+
+    Raises:
+        GraphError: If a tensor is no leaf, or none requires a gradient.
+        ArgumentError: If two tensors have the same name, or an entry is no tensor.
+
+    Example:
+        >>> [name for name, _ in named_parameters_of(nn.Linear(2, 1))]
+        ['weight', 'bias']
+    """
+    named: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in _pairs(params):
+        if not isinstance(tensor, Tensor):
+            raise ArgumentError(
+                f"`params` must hold tensors, got {type(tensor).__name__} as {name!r}."
+            )
+        if not tensor.requires_grad or id(tensor) in seen:
+            continue
+        if not tensor.is_leaf:
+            raise GraphError(
+                f"`params` must be leaves of the graph, got {name!r} as the result of "
+                f"{tensor.grad_fn.name() if tensor.grad_fn else 'an operation'}. "
+                "Pass the parameters that it is computed from."
+            )
+        if name in named:
+            raise ArgumentError(
+                f"`params` must have distinct names, got {name!r} for two tensors. "
+                "Pass one module that contains both, or plain tensors."
+            )
+        seen.add(id(tensor))
+        named[name] = tensor
+    if not named:
+        raise GraphError("`params` must hold a tensor that requires a gradient, got none.")
+    return list(named.items())
+
+
+def _pairs(params: object) -> Iterable[tuple[str, object]]:
+    if isinstance(params, nn.Module):
+        return params.named_parameters()
+    if isinstance(params, Mapping):
+        return [(str(name), tensor) for name, tensor in params.items()]
+    if isinstance(params, Tensor):  # iterating over it would give its rows, which are no leaves
+        return [("0", params)]
+    if not isinstance(params, Iterable):
+        raise ArgumentError(
+            "`params` must be a module, tensors or (name, tensor) pairs, got "
+            f"{type(params).__name__}."
+        )
+    return [
+        entry if isinstance(entry, tuple) else (str(position), entry)
+        for position, entry in enumerate(params)
+    ]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which parameters are aggregated, and which keep their plain gradient.
+
+    Attributes:
+        selected: The parameters whose rows enter the Gramian.
+        plain: The others: they get the gradient of the sum over tasks of the mean over instances.
+    """
+
+    selected: NamedParameters
+    plain: NamedParameters
+
+
+def select(objectives: Objectives, named: NamedParameters, which: Select = "all") -> Selection:
+    """Split the parameters into those that are aggregated and those that are not.
+
+    Args:
+        objectives: The losses; only ``"shared"`` looks at them.
+        named: The parameters.
+        which: ``"all"``; ``"shared"``, the parameters that more than one task reaches, so that
+            heads keep the gradient of their own loss; a name pattern such as ``"encoder.*"`` or a
+            list of patterns; or a function of name and parameter.
+
+    Raises:
+        ArgumentError: If nothing matches, or ``"shared"`` is asked of losses that are not tasks.
+    """
+    if which == "all":
+        return Selection(list(named), [])
+    if which == "shared":
+        return _shared(objectives, named)
+    if callable(which):
+        chosen = [bool(which(name, tensor)) for name, tensor in named]
+    else:
+        patterns = [which] if isinstance(which, str) else list(which)
+        chosen = [any(fnmatchcase(name, p) for p in patterns) for name, _ in named]
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name, _ in named):
+                raise ArgumentError(_no_match(f"the pattern {pattern!r} matches none", named))
+    if not any(chosen):
+        raise ArgumentError(_no_match("the function accepts none", named))
+    pairs = list(zip(named, chosen, strict=True))
+    return Selection([p for p, yes in pairs if yes], [p for p, yes in pairs if not yes])
+
+
+def _no_match(reason: str, named: NamedParameters) -> str:
+    shown = ", ".join(name for name, _ in named[:8]) + (", ..." if len(named) > 8 else "")
+    return (
+        f"`select` must choose at least one parameter, but {reason} of {shown}. "
+        "Besides patterns there are 'all' and 'shared'."
+    )
+
+
+def _shared(objectives: Objectives, named: NamedParameters) -> Selection:
+    reaching = tasks_reaching(objectives)
+    counts = [reaching.get(id(tensor), 0).bit_count() for _, tensor in named]
+    pairs = list(zip(named, counts, strict=True))
+    return Selection([p for p, n in pairs if n > 1], [p for p, n in pairs if n == 1])

@@ -1,0 +1,153 @@
+"""Which tasks reach which parameters, read from the autograd graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node, get_gradient_edge
+
+from lightning_jd.engines._objectives import Objectives
+from lightning_jd.errors import ArgumentError, GraphError
+
+_LEAF = "torch::autograd::AccumulateGrad"
+
+
+def tasks_reaching(objectives: Objectives) -> dict[int, int]:
+    """Find the tasks whose loss depends on each leaf.
+
+    One walk over the graph, whatever the number of tasks: every node carries the set of the tasks
+    above it, as the bits of an integer.
+
+    Args:
+        objectives: Tasks: separate scalars, or a tensor that was stacked from one loss per task.
+
+    Returns:
+        ``id`` of a leaf tensor to the set of tasks, bit t for task t. A leaf that is not in there
+        is reached by none.
+
+    Raises:
+        ArgumentError: If the losses of the tasks cannot be told apart in the graph.
+    """
+    masks: dict[Node, int] = {}
+    entries: dict[Node, dict[int, int]] = {}  # of custom functions: number of output -> tasks
+    for task, root in enumerate(_roots(objectives)):
+        if root is not None:
+            _enter(*root, 1 << task, masks, entries)
+    reaching: dict[int, int] = {}
+    for node in parents_first(list(masks)):
+        if len(set(entries.get(node, {}).values())) > 1:
+            raise ArgumentError(
+                "`select='shared'` must see which task reaches which parameter, but the losses of "
+                f"several tasks come out of one compiled or custom function ({node.name()}). "
+                "Compile trunk and heads separately, or select the shared parameters by a pattern."
+            )
+        if node.name() == _LEAF:
+            leaf: Tensor = node.variable  # type: ignore[attr-defined]  # AccumulateGrad has it
+            reaching[id(leaf)] = masks[node]
+        for child, output in node.next_functions:
+            if child is not None:
+                _enter(child, output, masks[node], masks, entries)
+    return reaching
+
+
+def leaves_reached(objectives: Objectives) -> set[int]:
+    """The ``id`` of every leaf tensor that some loss depends on.
+
+    Raises:
+        GraphError: If reentrant checkpointing hides a part of the graph.
+    """
+    nodes = nodes_below(objectives)
+    check_visible(nodes)
+    return {
+        id(node.variable)  # type: ignore[attr-defined]  # AccumulateGrad has it
+        for node in nodes
+        if node.name() == _LEAF
+    }
+
+
+def nodes_below(objectives: Objectives) -> list[Node]:
+    """All nodes of the graph of the losses, each after everything that depends on it."""
+    return parents_first([get_gradient_edge(output).node for output in objectives.outputs])
+
+
+def check_visible(nodes: Iterable[Node]) -> None:
+    """Raise if a node stands for a piece of the graph that is not there yet.
+
+    Raises:
+        GraphError: If one comes from reentrant checkpointing.
+    """
+    if any(node.name().startswith("CheckpointFunctionBackward") for node in nodes):
+        raise GraphError(
+            "The whole graph of the losses must be visible, but reentrant checkpointing hides the "
+            "parameters inside it. Call `torch.utils.checkpoint.checkpoint` with "
+            "`use_reentrant=False`."
+        )
+
+
+def _enter(
+    node: Node, output: int, tasks: int, masks: dict[Node, int], entries: dict[Node, dict[int, int]]
+) -> None:
+    masks[node] = masks.get(node, 0) | tasks
+    if isinstance(node, BackwardCFunction):
+        by_output = entries.setdefault(node, {})
+        by_output[output] = by_output.get(output, 0) | tasks
+
+
+def parents_first(roots: list[Node]) -> list[Node]:
+    """All nodes below the roots, each after everything that depends on it.
+
+    Args:
+        roots: Where to start; included in the result.
+    """
+    order: list[Node] = []
+    entered: set[Node] = set()
+    stack = [(root, False) for root in roots]
+    while stack:
+        node, finished = stack.pop()
+        if finished:
+            order.append(node)
+        elif node not in entered:
+            entered.add(node)
+            stack.append((node, True))
+            stack.extend((child, False) for child, _ in node.next_functions if child is not None)
+    return order[::-1]
+
+
+def _roots(objectives: Objectives) -> list[tuple[Node, int] | None]:
+    """Where the loss of each task leaves the graph: a node and the number of its output."""
+    if isinstance(objectives.losses, tuple):
+        return [_unstacked(loss) for loss in objectives.losses]
+    if objectives.kind != "instances":
+        axis = 0 if objectives.kind == "tasks" else 1
+        if (node := objectives.losses.grad_fn) is not None and _stacks_along(node, axis):
+            return [_edge(node, task) for task in range(len(node.next_functions))]
+    raise ArgumentError(
+        "`select='shared'` must know the tasks, got one tensor of losses of kind "
+        f"{objectives.kind!r}. Return a dict or list of scalars, one per task, or select the "
+        "shared parameters by a pattern."
+    )
+
+
+def _unstacked(loss: Tensor) -> tuple[Node, int] | None:
+    """Look through a `stack` of all losses of which this loss is one entry."""
+    edge = get_gradient_edge(loss)
+    node, position = edge.node, edge.output_nr
+    below = node.next_functions[0][0] if node.next_functions else None
+    if below is not None and _stacks_along(below, 0):
+        if node.name() == "UnbindBackward0":
+            return _edge(below, position)
+        if node.name() == "SelectBackward0" and loss.ndim == 0:
+            index: int = node._saved_index  # type: ignore[attr-defined]
+            return _edge(below, index)
+    return node, position
+
+
+def _stacks_along(node: Node, axis: int) -> bool:
+    return node.name() == "StackBackward0" and node._saved_dim == axis  # type: ignore[attr-defined]
+
+
+def _edge(node: Node, position: int) -> tuple[Node, int] | None:
+    child, output = node.next_functions[position]
+    return None if child is None else (child, output)

@@ -1,0 +1,140 @@
+"""The Jacobian, row by row: slow and obvious, the oracle of everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from lightning_jd.engines._hooks import hooks_silenced
+from lightning_jd.engines._objectives import Losses, Objectives
+from lightning_jd.engines._parameters import NamedParameters, Parameters, named_parameters_of
+from lightning_jd.engines._reach import check_visible, nodes_below
+from lightning_jd.errors import ArgumentError
+
+#: Numbers that the rows of one vectorised call may hold (256 MB in float32).
+_CHUNK_NUMBERS = 2**26
+
+
+def rows(
+    objectives: Objectives, named: NamedParameters, *, scale: float | Tensor = 1.0
+) -> Iterator[list[Tensor | None]]:
+    """Differentiate one objective after the other; the graph is kept.
+
+    Args:
+        objectives: The losses.
+        named: The parameters.
+        scale: A factor on the losses.
+
+    Yields:
+        The gradients of one loss, one per parameter; ``None`` where it does not reach it.
+    """
+    tensors = [tensor for _, tensor in named]
+    for i in range(objectives.m):
+        output, cotangent = objectives.row(i)
+        with hooks_silenced(tensors):
+            gradients = torch.autograd.grad(
+                output, tensors, cotangent * scale, retain_graph=True, allow_unused=True
+            )
+        yield [g.to_dense() if g is not None and g.is_sparse else g for g in gradients]
+
+
+def jacobian(
+    losses: Losses | Objectives,
+    params: Parameters,
+    *,
+    chunk: int | None = None,
+    scale: float | Tensor = 1.0,
+) -> Tensor:
+    """Jacobian of the losses: one row per objective, all parameters side by side in its columns.
+
+    The graph is kept, so that the losses can still be used. Costs one backward pass per row and
+    the memory of an (m, n) matrix; :func:`gramian` needs neither.
+
+    Args:
+        losses: A 1-D or 2-D tensor, a list of scalars or a dict of named scalars.
+        params: A module, tensors or (name, tensor) pairs; those that require no gradient are left
+            out. n is the number of their entries.
+        chunk: Rows that are computed in one vectorised call; 1 is one row after the other, ``None``
+            chooses. Graphs that cannot be vectorised (``torch.compile``) run row after row.
+        scale: A factor on the losses while they are differentiated, taken out of the result in
+            full precision, so that half-precision gradients do not underflow.
+
+    Returns:
+        The matrix J, shape (m, n), float64 if a parameter is, else float32.
+
+    Raises:
+        GraphError: If reentrant checkpointing hides a part of the graph.
+
+    Example:
+        >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> jacobian([x.sum(), x.prod()], [x])
+        tensor([[1., 1.],
+                [2., 1.]])
+    """
+    if chunk is not None and chunk < 1:
+        raise ArgumentError(f"`chunk` must be at least 1, got {chunk}.")
+    objectives, named = Objectives.of(losses), named_parameters_of(params)
+    nodes = nodes_below(objectives)
+    check_visible(nodes)
+    chunk = chunk or _chunk_for(objectives, named, nodes)
+    if chunk > 1:
+        try:
+            blocks = _blocks(objectives, named, chunk, scale)
+            return _fill(objectives, named, blocks, chunk).div_(scale)
+        except RuntimeError:
+            # Some operations cannot be vectorised; what is a true error is raised again below.
+            pass
+    return _fill(objectives, named, rows(objectives, named, scale=scale), 1).div_(scale)
+
+
+def _chunk_for(objectives: Objectives, named: NamedParameters, nodes: list[Node]) -> int:
+    # On a CPU, vectorised convolutions are slower than a loop; most other operations are faster.
+    convolves = any(node.name() == "ConvolutionBackward0" for node in nodes)
+    if objectives.device.type == "cpu" and convolves:
+        return 1
+    return max(1, _CHUNK_NUMBERS // sum(tensor.numel() for _, tensor in named))
+
+
+def _blocks(
+    objectives: Objectives, named: NamedParameters, size: int, scale: float | Tensor
+) -> Iterator[list[Tensor | None]]:
+    """The gradients of up to ``size`` losses at a time, each with one more dimension in front."""
+    tensors = [tensor for _, tensor in named]
+    identity = torch.eye(objectives.m, dtype=objectives.dtype, device=objectives.device)
+    for block in (identity * scale).split(size):
+        per_row = [objectives.cotangents(row) for row in block]
+        with hooks_silenced(tensors):
+            gradients = torch.autograd.grad(
+                objectives.outputs,
+                tensors,
+                [torch.stack(column) for column in zip(*per_row, strict=True)],
+                retain_graph=True,
+                allow_unused=True,
+                is_grads_batched=True,
+            )
+        yield list(gradients)
+
+
+def _fill(
+    objectives: Objectives,
+    named: NamedParameters,
+    blocks: Iterator[list[Tensor | None]],
+    height: int,
+) -> Tensor:
+    """Write blocks of ``height`` rows (the last may have fewer) into one matrix."""
+    double = any(tensor.dtype == torch.float64 for _, tensor in named)
+    columns = [tensor.numel() for _, tensor in named]
+    J = torch.zeros(  # a gradient that is missing is zero
+        objectives.m,
+        sum(columns),
+        dtype=torch.float64 if double else torch.float32,
+        device=objectives.device,
+    )
+    for target, block in zip(J.split(height), blocks, strict=True):
+        for place, g in zip(target.split(columns, dim=1), block, strict=True):
+            if g is not None:
+                place.copy_(g.reshape(place.shape))
+    return J

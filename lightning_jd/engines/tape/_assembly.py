@@ -1,0 +1,61 @@
+"""Collects the contributions of all uses of a parameter, which must add up before any product."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from lightning_jd.engines.tape._contribution import Contribution, merge
+from lightning_jd.engines.tape._ledger import Ledger
+from lightning_jd.engines.tape._plan import Plan, Unit
+
+
+class Assembly:
+    """Passes units on to the ledger as soon as all their uses have been delivered.
+
+    Args:
+        plan: What belongs together.
+        left_out: Parameters that are dealt with elsewhere.
+        ledger: Where complete units go.
+    """
+
+    def __init__(self, plan: Plan, left_out: Collection[int], ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._unit_of: dict[int, Unit] = {}
+        for unit in plan.units:
+            if not any(parameter in left_out for parameter in unit.parameters):
+                for position in unit.uses:
+                    self._unit_of[position] = unit
+        self._waiting: dict[Unit, dict[int, list[Contribution]]] = {}
+        #: Contributions of uses that belong to no unit here, by position.
+        self.others: dict[int, list[Contribution]] = {}
+
+    def deliver(self, position: int, parts: list[Contribution]) -> None:
+        """Take the contributions of one use."""
+        unit = self._unit_of.get(position)
+        if unit is None:
+            self.others[position] = parts
+        elif len(unit.uses) == 1:
+            self._settle([parts])
+        else:
+            received = self._waiting.setdefault(unit, {})
+            received[position] = parts
+            if len(received) == len(unit.uses):
+                self._settle(list(self._waiting.pop(unit).values()))
+
+    def close(self) -> None:
+        """Settle the units of which some uses received no gradient."""
+        while self._waiting:
+            _, received = self._waiting.popitem()
+            self._settle(list(received.values()))
+
+    def _settle(self, uses: Sequence[list[Contribution]]) -> None:
+        if all(len(parts) == 1 for parts in uses):
+            self._ledger.add(merge([parts[0] for parts in uses]))
+            return
+        by_parameter: dict[int, list[Contribution]] = {}
+        for parts in uses:
+            for part in parts:
+                for single in part.split():
+                    by_parameter.setdefault(single.placements[0].parameter, []).append(single)
+        for parts in by_parameter.values():
+            self._ledger.add(merge(parts))

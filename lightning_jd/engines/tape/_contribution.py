@@ -1,0 +1,140 @@
+"""What one use of a parameter adds to the Gramian, and to the gradients once weights are known."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.engines.tape._placement import Placement
+
+
+class Contribution(ABC):
+    """The gradients of all objectives with respect to one parameter (or several), unexpanded.
+
+    Row i of the Jacobian restricted to these parameters is :math:`J_i`. A contribution knows enough
+    to give :math:`J J^\\top` and :math:`J^\\top w` without, in general, holding :math:`J`.
+
+    Attributes:
+        placements: Where the gradients belong, one per parameter.
+    """
+
+    placements: tuple[Placement, ...]
+
+    @abstractmethod
+    def gramian(self) -> Tensor:
+        """:math:`J J^\\top`, shape (m, m)."""
+
+    @abstractmethod
+    def rows(self) -> Tensor:
+        """:math:`J` with one row per objective, shape (m, size); for a single parameter only."""
+
+    @abstractmethod
+    def gradients(self, weights: Tensor) -> list[Tensor]:
+        """:math:`J^\\top w`, one flat tensor of shape (size,) per parameter."""
+
+    def merged(self, others: Sequence[Contribution]) -> Contribution | None:
+        """This use and others of the same parameters in one, or ``None`` if there is no short cut."""
+        return None
+
+    def split(self) -> list[Contribution]:
+        """The same, one contribution per parameter."""
+        return [self]
+
+    def stacked(self, others: Sequence[Contribution]) -> Contribution:
+        """The rows of several passes, those of one instance side by side: order (instance, pass)."""
+        rows = torch.stack([part.rows() for part in (self, *others)], dim=1)
+        return Rows(rows.flatten(0, 1), self.placements[0], is_placed=True)
+
+    def short(self) -> Rows | None:
+        """The rows, if they are so short that a matrix product for them alone would be a waste."""
+        return None
+
+
+class Rows(Contribution):
+    """Gradients that are held, one row per objective; for biases, norms and other short parameters.
+
+    Args:
+        rows: Shape ``(m, *shape)`` with the shape of what the operation consumes, in any memory
+            order.
+        placement: Where that is in the parameter.
+        is_placed: The rows are in the order of the parameter already.
+    """
+
+    SHORT = 20_000  # entries of a parameter; below, all such rows share one matrix product
+
+    def __init__(self, rows: Tensor, placement: Placement, *, is_placed: bool = False) -> None:
+        self.placements = (placement,)
+        self._is_placed = is_placed or (placement.where is None and not placement.transposed)
+        # Products of rows do not depend on the order of the columns: keep that of the memory
+        self._order = [0, *sorted(range(1, rows.ndim), key=rows.stride, reverse=True)]
+        ordered = rows.permute(self._order)
+        self._shape = ordered.shape[1:]
+        self.flat = ordered.reshape(len(rows), -1)
+        self.width = self.flat.shape[1]
+
+    @override
+    def short(self) -> Rows | None:
+        return self if self.width <= self.SHORT else None
+
+    @override
+    def gramian(self) -> Tensor:
+        return self.flat @ self.flat.T
+
+    @override
+    def rows(self) -> Tensor:
+        return self.restored(self.flat)
+
+    @override
+    def gradients(self, weights: Tensor) -> list[Tensor]:
+        return [self.restored((weights.to(self.flat.dtype) @ self.flat).unsqueeze(0))[0]]
+
+    def restored(self, flat: Tensor) -> Tensor:
+        """Rows in the order of the memory -> rows in the order of the parameter, (r, size)."""
+        inverse = sorted(range(len(self._order)), key=self._order.__getitem__)
+        rows = flat.view(len(flat), *self._shape).permute(inverse)
+        return rows.reshape(len(flat), -1) if self._is_placed else self.placements[0].placed(rows)
+
+
+class SumOfUses(Contribution):
+    """Several uses of one parameter, whose gradients add up before any product.
+
+    Args:
+        parts: The uses.
+    """
+
+    def __init__(self, parts: Sequence[Contribution]) -> None:
+        self.placements = (parts[0].placements[0],)
+        self._parts = list(parts)
+
+    @override
+    def gramian(self) -> Tensor:
+        rows = self.rows()
+        return rows @ rows.T
+
+    @override
+    def rows(self) -> Tensor:
+        first, *others = self._parts
+        total = first.rows()
+        for part in others:
+            total = total + part.rows()
+        return total
+
+    @override
+    def gradients(self, weights: Tensor) -> list[Tensor]:
+        first, *others = self._parts
+        (total,) = first.gradients(weights)
+        for part in others:
+            total = total + part.gradients(weights)[0]
+        return [total]
+
+
+def merge(parts: Sequence[Contribution]) -> Contribution:
+    """All uses of some parameters as one contribution."""
+    first, *others = parts
+    if not others:
+        return first
+    return first.merged(others) or SumOfUses(parts)

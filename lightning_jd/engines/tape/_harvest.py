@@ -1,0 +1,123 @@
+"""Turns the gradients that a pass meets into contributions, use by use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_jd.engines.tape._backward_pass import Cotangents, read_ahead, run
+from lightning_jd.engines.tape._contribution import Contribution, Rows
+from lightning_jd.engines.tape._graph import Graph
+from lightning_jd.engines.tape._local import local_rows
+from lightning_jd.engines.tape._plan import Plan
+from lightning_jd.engines.tape._resolve import ResolvedUse
+from lightning_jd.engines.tape.rules import NotApplicableError, Site, rule_of, saved_names_of
+
+#: Takes the position of a use and its contributions: one, or one per slot.
+Deliver = Callable[[int, list[Contribution]], None]
+
+
+class Harvest:
+    """Runs passes over a graph and delivers the contributions of its uses.
+
+    Args:
+        graph: The graph.
+        plan: The plan for it.
+        uses: The uses to deliver, with their owners.
+        m: The number of owners.
+        dtype: The type to compute in.
+        scale: What the losses are multiplied by before they are differentiated.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        uses: Sequence[ResolvedUse],
+        m: int,
+        dtype: torch.dtype,
+        scale: float | Tensor,
+    ) -> None:
+        self.graph, self.m, self.dtype, self.scale = graph, m, dtype, scale
+        self.by_node: dict[int, list[ResolvedUse]] = {}
+        for use in uses:
+            self.by_node.setdefault(use.use.node, []).append(use)
+        self.ends = plan.ends_of(graph.records, self.by_node.keys())
+        self._fetched: dict[int, dict[str, Any]] = {}
+
+    def run(self, outputs: Tensor, grad_outputs: Tensor, deliver: Deliver) -> None:
+        """One pass.
+
+        Args:
+            outputs: The losses.
+            grad_outputs: Their weights; the scale is applied here.
+            deliver: Called once per use that receives a gradient.
+        """
+        self._fetched = read_ahead(
+            (use.position, self.graph.nodes[use.use.node], self._saved_names(use))
+            for uses in self.by_node.values()
+            for use in uses
+        )
+        later: list[tuple[ResolvedUse, Cotangents]] = []
+
+        def consume(node: int, cotangents: Cotangents) -> None:
+            if all(cotangent is None for cotangent in cotangents):
+                return
+            cotangents = self._unscaled(cotangents)
+            for use in self.by_node[node]:
+                part = self._by_rule(use, cotangents)
+                if part is None:
+                    # it runs the node, which must not happen inside of the pass: saved tensors of
+                    # checkpoints are given out once per pass
+                    later.append((use, cotangents))
+                else:
+                    deliver(use.position, [part])
+
+        grad_outputs = grad_outputs * self.scale
+        run(self.graph, [outputs], [grad_outputs], self.by_node, self.ends, consume)
+        while later:
+            use, cotangents = later.pop()
+            deliver(use.position, self._locally(use, cotangents))
+
+    def _saved_names(self, use: ResolvedUse) -> tuple[str, ...]:
+        return saved_names_of(self.graph.records[use.use.node].name, use.use.slots[0])
+
+    def _unscaled(self, cotangents: Cotangents) -> Cotangents:
+        if isinstance(self.scale, (int, float)) and self.scale == 1:
+            return cotangents
+        return tuple([None if D is None else D.to(self.dtype) / self.scale for D in cotangents])
+
+    def _site(
+        self, use: ResolvedUse, cotangents: Cotangents, slots: Sequence[int] | None = None
+    ) -> Site:
+        chosen = range(len(use.use.slots)) if slots is None else slots
+        return Site(
+            node=self.graph.nodes[use.use.node],
+            slots=tuple([use.use.slots[j] for j in chosen]),
+            cotangents=cotangents,
+            arrangement=use.arrangement,
+            placements=tuple([use.use.placements[j] for j in chosen]),
+            dtype=self.dtype,
+            fetched=self._fetched.get(use.position, {}),
+        )
+
+    def _by_rule(self, use: ResolvedUse, cotangents: Cotangents) -> Contribution | None:
+        rule = rule_of(self.graph.records[use.use.node].name, use.use.slots[0])
+        if rule is None or use.arrangement is None:
+            return None
+        site = self._site(use, cotangents)
+        try:
+            found = rule(site)
+        except NotApplicableError:
+            return None
+        return found if isinstance(found, Contribution) else Rows(found, site.placements[0])
+
+    def _locally(self, use: ResolvedUse, cotangents: Cotangents) -> list[Contribution]:
+        record = self.graph.records[use.use.node]
+        return [
+            local_rows(self._site(use, cotangents, [j]), record, use.owners, self.m)
+            for j in range(len(use.use.slots))
+        ]

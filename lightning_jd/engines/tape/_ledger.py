@@ -1,0 +1,88 @@
+"""Adds contributions up to a Gramian, and hands gradients out once the weights are known."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_jd.engines.tape._contribution import Contribution, Rows
+
+
+class Ledger:
+    """The Gramian so far, and what is needed for the gradients.
+
+    Args:
+        m: The number of objectives.
+        dtype: The type of the Gramian.
+        device: Its device.
+        keeps: Whether contributions are kept for :meth:`gradients`.
+        probe: A vector v; if given, the shares ``vᵀ G v`` are noted per contribution.
+    """
+
+    def __init__(
+        self,
+        m: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        keeps: bool = True,
+        probe: Tensor | None = None,
+    ) -> None:
+        self.G = torch.zeros(m, m, dtype=dtype, device=device)
+        self.shares: dict[tuple[int, ...], list[Tensor]] = {}
+        self._keeps = keeps
+        self._probe = probe
+        self._short: list[Rows] = []
+        self._short_rows: Tensor | None = None
+        self._kept: list[Contribution] = []
+
+    def add(self, contribution: Contribution) -> None:
+        """Add what one or more parameters contribute; nothing else may contribute to them jointly."""
+        if (short := contribution.short()) is not None:
+            self._short.append(short)
+            return
+        share = contribution.gramian().to(self.G)
+        self.G += share
+        self._note(contribution, share)
+        if self._keeps:
+            self._kept.append(contribution)
+
+    def close(self) -> Tensor:
+        """Add the short rows, all in one product, and return the Gramian."""
+        if self._short:
+            if self._probe is not None:
+                for rows in self._short:
+                    self._note(rows, rows.gramian().to(self.G))
+            flats = [rows.flat.to(self.G) for rows in self._short]
+            together = torch.cat(flats, dim=1) if len(flats) > 1 else flats[0]
+            for rows in self._short:
+                rows.flat = together[:0]  # one copy is enough
+            self.G.addmm_(together, together.T)
+            self._short_rows = together
+        return self.G
+
+    def gradients(self, weights: Tensor) -> dict[int, Tensor]:
+        """Combined gradients, flat, by parameter."""
+        found: dict[int, Tensor] = {}
+
+        def add(parameter: int, gradient: Tensor) -> None:
+            found[parameter] = found[parameter] + gradient if parameter in found else gradient
+
+        for contribution in self._kept:
+            gradients = contribution.gradients(weights)
+            for placement, gradient in zip(contribution.placements, gradients, strict=True):
+                add(placement.parameter, gradient)
+        if self._short_rows is not None:
+            combined = weights.to(self._short_rows.dtype) @ self._short_rows
+            widths = [rows.width for rows in self._short]
+            for rows, part in zip(self._short, combined.split(widths), strict=True):
+                add(rows.placements[0].parameter, rows.restored(part.unsqueeze(0))[0])
+        return found
+
+    def _note(self, contribution: Contribution, share: Tensor) -> None:
+        if self._probe is None:
+            return
+        v = self._probe.to(share)
+        key = tuple(placement.parameter for placement in contribution.placements)
+        value, size = v @ share @ v, v.abs() @ share.abs() @ v.abs()
+        self.shares.setdefault(key, []).append(torch.stack([value, size]))

@@ -1,0 +1,69 @@
+"""Gradients per objective at an operation without a rule, by differentiating that operation alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_jd.engines.tape._contribution import Contribution, Rows
+from lightning_jd.engines.tape._graph import Record, local_vjp
+from lightning_jd.engines.tape._owners import Owners, Shape
+from lightning_jd.engines.tape.flow import is_elementwise
+from lightning_jd.engines.tape.rules import NotApplicableError, Site, sum_of_broadcast
+
+
+def local_rows(
+    site: Site, record: Record, owners: Sequence[Owners | None], m: int
+) -> Contribution:
+    """The gradients of all objectives at one input of an operation.
+
+    An elementwise operation is differentiated once, before its result is summed over the axes of
+    the broadcast. Any other is differentiated once per objective, with the cotangents of the others
+    masked: m times the cost of this operation, but of no other.
+
+    Args:
+        site: The use; one slot.
+        record: The record of its node.
+        owners: The owners of each output of the node.
+        m: The number of owners.
+    """
+    if is_elementwise(record.name):
+        try:
+            return _broadcast_once(site)
+        except NotApplicableError:
+            pass
+    rows = site.cotangent_like.new_zeros(m, *site.shape, dtype=site.dtype)
+    for owner in sorted({int(i) for o in owners if o is not None for i in o.ids if i >= 0}):
+        masked = [
+            None if D is None or who is None else _masked(D, who, owner)
+            for D, who in zip(site.cotangents, owners, strict=True)
+        ]
+        gradient = local_vjp(site.node, masked)[site.slots[0]]
+        if gradient is not None:
+            rows[owner] = _fitted(gradient, site.shape)
+    return Rows(rows, site.placements[0])
+
+
+def _broadcast_once(site: Site) -> Contribution:
+    pulled = local_vjp(site.node, site.cotangents)[site.slots[0]]
+    if pulled is None or pulled.shape != site.cotangent.shape:
+        raise NotApplicableError
+    return sum_of_broadcast(site, pulled)
+
+
+def _masked(cotangent: Tensor, owners: Owners, owner: int) -> Tensor:
+    mask = torch.as_tensor(owners.ids == owner, device=cotangent.device)
+    if owners.axis is None:
+        return cotangent * mask[0]
+    shape = [1] * cotangent.ndim
+    shape[owners.axis] = -1
+    # not a product: what is infinite elsewhere must not become NaN here
+    return torch.where(mask.view(shape), cotangent, torch.zeros_like(cotangent))
+
+
+def _fitted(gradient: Tensor, shape: Shape) -> Tensor:
+    """Autograd sums gradients to the shape of the input only after the operation."""
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    return dense if dense.shape == shape else dense.sum_to_size(shape)

@@ -1,0 +1,180 @@
+"""Gradients that are sums of outer products, as those of every matrix weight are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.engines.tape._contribution import Contribution, Rows
+from lightning_jd.engines.tape._placement import Placement
+
+#: Bytes that a temporary matrix may take; above, work is cut into pieces.
+CHUNK_BYTES = 64 << 20
+
+
+class OuterProduct(Contribution):
+    r"""Gradient :math:`J_k = \sum_s D_{ks} A_{ks}^\top` of objective k, s over its T positions.
+
+    .. math::
+        G_{kl} = \sum_{s,t} \langle D_{ks}, D_{lt} \rangle \langle A_{ks}, A_{lt} \rangle
+               = \langle J_k, J_l \rangle
+
+    The first form costs :math:`T^2(i + o)` per pair, the second :math:`i\,o` per pair and
+    :math:`T\,i\,o` per objective; the cheaper one is taken.
+
+    Args:
+        activations: :math:`A`, shape (m, T, i).
+        cotangents: :math:`D`, shape (m, T, o).
+        placement: Where the weight is in its parameter.
+        bias: Where the bias is, if its gradient :math:`\sum_s D_{ks}` is to be included.
+        cotangents_first: The operation consumes the weight as (o, i) rather than (i, o).
+    """
+
+    def __init__(
+        self,
+        activations: Tensor,
+        cotangents: Tensor,
+        placement: Placement,
+        bias: Placement | None = None,
+        *,
+        cotangents_first: bool,
+    ) -> None:
+        self.placements = (placement,) if bias is None else (placement, bias)
+        self.A, self.D = activations, cotangents
+        self.cotangents_first = cotangents_first
+
+    @property
+    def _has_bias(self) -> bool:
+        return len(self.placements) > 1
+
+    @override
+    def gramian(self) -> Tensor:
+        m, T, i = self.A.shape
+        o = self.D.shape[2]
+        by_kernels = (m * T) ** 2 * (i + o) * (1 if m * T < 512 else 0.65)
+        by_rows = m * T * i * o + m * m * i * o
+        if by_kernels <= by_rows:
+            return kernel_gramian(self.A, self.D, self._has_bias)
+        G = rows_gramian(self.A, self.D)
+        if self._has_bias:
+            summed = self.D.sum(dim=1)
+            G.addmm_(summed, summed.T)
+        return G
+
+    @override
+    def rows(self) -> Tensor:
+        left, right = (self.D, self.A) if self._parameter_is_oi else (self.A, self.D)
+        rows = torch.bmm(left.transpose(1, 2), right).flatten(1)
+        return rows if self.placements[0].where is None else self.placements[0].placed(rows)
+
+    @property
+    def _parameter_is_oi(self) -> bool:
+        return self.cotangents_first != self.placements[0].transposed
+
+    @override
+    def gradients(self, weights: Tensor) -> list[Tensor]:
+        m, T, i = self.A.shape
+        o = self.D.shape[2]
+        w = weights.to(self.D.dtype).repeat_interleave(T) if T > 1 else weights.to(self.D.dtype)
+        A, D = self.A.reshape(m * T, i), self.D.reshape(m * T, o)
+        if i < o and not self._has_bias:
+            A = A * w.unsqueeze(1)
+        else:
+            D = D * w.unsqueeze(1)
+        gradient = D.T @ A if self._parameter_is_oi else A.T @ D
+        placement = self.placements[0]
+        if placement.where is not None:
+            gradient = placement.placed(gradient.reshape(1, -1))
+        found = [gradient.reshape(-1)]
+        if self._has_bias:
+            found.append(D.sum(dim=0))
+        return found
+
+    @override
+    def split(self) -> list[Contribution]:
+        if not self._has_bias:
+            return [self]
+        placement, bias = self.placements
+        alone = OuterProduct(self.A, self.D, placement, cotangents_first=self.cotangents_first)
+        return [alone, Rows(self.D.sum(dim=1), bias)]
+
+    @override
+    def merged(self, others: Sequence[Contribution]) -> Contribution | None:
+        parts = [self, *others]
+        if not all(self._is_like(part) for part in parts):
+            return None
+        return self._with(
+            torch.cat([part.A for part in parts], dim=1),  # type: ignore[attr-defined]
+            torch.cat([part.D for part in parts], dim=1),  # type: ignore[attr-defined]
+        )
+
+    @override
+    def stacked(self, others: Sequence[Contribution]) -> Contribution:
+        if not all(self._is_like(part) and part.A.shape == self.A.shape for part in others):  # type: ignore[attr-defined]
+            return super().stacked(others)
+        passes = 1 + len(others)
+        D = torch.stack([self.D, *[part.D for part in others]], dim=1)  # type: ignore[attr-defined]
+        return self._with(self.A.repeat_interleave(passes, dim=0), D.flatten(0, 1))
+
+    def _is_like(self, other: Contribution) -> bool:
+        return (
+            isinstance(other, OuterProduct)
+            and self.placements == other.placements
+            and self.cotangents_first == other.cotangents_first
+            and self.placements[0].where is other.placements[0].where is None
+        )
+
+    def _with(self, activations: Tensor, cotangents: Tensor) -> OuterProduct:
+        placement, *bias = self.placements
+        return OuterProduct(
+            activations, cotangents, placement, *bias, cotangents_first=self.cotangents_first
+        )
+
+
+def kernel_gramian(A: Tensor, D: Tensor, plus_one: bool) -> Tensor:
+    """Sum over positions of ``(A Aᵀ) * (D Dᵀ)``, upper blocks of objectives only.
+
+    Args:
+        A: Activations, shape (m, T, i).
+        D: Cotangents, shape (m, T, o).
+        plus_one: Add the gradients of a bias, whose activation is 1.
+    """
+    m, T, i = A.shape
+    A, D = A.reshape(m * T, i), D.reshape(m * T, -1)
+    step = _objectives_per_block(m, T, A.element_size())
+    G = A.new_zeros(m, m)
+    for begin in range(0, m, step):
+        end = min(m, begin + step)
+        K = A[begin * T : end * T] @ A[begin * T :].T
+        if plus_one:
+            K += 1
+        K.mul_(D[begin * T : end * T] @ D[begin * T :].T)
+        block = K.view(end - begin, T, m - begin, T).sum((1, 3)) if T > 1 else K
+        G[begin:end, begin:] = block
+        G[end:, begin:end] = block[:, end - begin :].T
+    return G
+
+
+def _objectives_per_block(m: int, T: int, itemsize: int) -> int:
+    blocks = 1 if m * T < 512 else max(1, min(8, m // 4))
+    if T == 1:
+        blocks = 1 if m < 128 else 2
+    fits = max(1, CHUNK_BYTES // max(1, 2 * m * T * T * itemsize))
+    return min(-(-m // blocks), fits)
+
+
+def rows_gramian(A: Tensor, D: Tensor) -> Tensor:
+    """Products of the gradients themselves, in pieces that fit into :data:`CHUNK_BYTES`."""
+    m, _, i = A.shape
+    o = D.shape[2]
+    if i > o:
+        A, D, i, o = D, A, o, i  # cut the longer axis
+    step = max(1, CHUNK_BYTES // max(1, m * i * A.element_size()))
+    G = A.new_zeros(m, m)
+    for begin in range(0, o, step):
+        rows = torch.bmm(D[:, :, begin : begin + step].transpose(1, 2), A).flatten(1)
+        G.addmm_(rows, rows.T)
+    return G

@@ -1,0 +1,111 @@
+r"""The Gramian of a convolution weight without patches and without gradients.
+
+With :math:`U_{ks}` the patch of sample k under output pixel s and :math:`D_{ks}` the cotangent there,
+
+.. math::
+    G_{kl} = \sum_{s,t} \langle D_{ks}, D_{lt} \rangle \langle U_{ks}, U_{lt} \rangle, \qquad
+    \langle U_{ks}, U_{lt} \rangle = \sum_{d} \langle x_{k,s+d}, x_{l,t+d} \rangle,
+
+d over the offsets of the kernel. So the products of patches are shifted sums of products of single
+pixels, of which there are far fewer. Pays for small images with many channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from lightning_jd.engines.tape.convolution._geometry import Geometry
+
+_LARGEST = 4096  # objectives times pixels: the products are a matrix of that size squared
+
+
+def pixel_kernel_applies(m: int, T: int, pixels: int, geometry: Geometry) -> bool:
+    """Whether the variant covers the case at a reasonable size."""
+    return geometry.is_plain_2d and geometry.groups == 1 and T == 1 and m * pixels <= _LARGEST
+
+
+def pixel_kernel_gramian(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
+    """Gramian of the weight gradients.
+
+    Args:
+        x: Input, shape (m, in, height, width).
+        D: Cotangent of the output, shape (m, out, height, width).
+        geometry: The convolution; two-dimensional, one group.
+    """
+    m, _, height, width = D.shape
+    pixels = height * width
+    cotangents = D.permute(2, 3, 0, 1)  # (height, width, m, out)
+    phases = list(_phases(x, geometry))
+    G = D.new_zeros(m, m)
+    step = -(-m // _blocks(m * pixels))
+    for begin in range(0, m, step):
+        end = min(m, begin + step)
+        patches = D.new_zeros(height, width, end - begin, height, width, m - begin)
+        for image, shifts_y, shifts_x in phases:
+            products = _products(image, begin, end)
+            for along_x, shift_y in _shifted(products, shifts_y, shifts_x, width):
+                _add_shifted(patches, along_x, shift_y, 0)
+        outputs = cotangents[:, :, begin:end].reshape(-1, D.shape[1])
+        outputs = outputs @ cotangents[:, :, begin:].reshape(-1, D.shape[1]).T
+        outputs = outputs.mul_(patches.view(outputs.shape))
+        block = outputs.view(pixels, end - begin, pixels, m - begin).sum((0, 2))
+        G[begin:end, begin:] = block
+        G[end:, begin:end] = block[:, end - begin :].T
+    return G
+
+
+def _blocks(size: int) -> int:
+    """Blocks of objectives: only those above the diagonal are computed."""
+    return 1 if size <= 512 else 2 if size <= 1024 else 4
+
+
+def _phases(x: Tensor, geometry: Geometry) -> Iterator[tuple[Tensor, list[int], list[int]]]:
+    """Every stride-th pixel, with the kernel offsets that reach it, in units of the stride."""
+    (stride_y, stride_x), (kernel_y, kernel_x) = geometry.stride, geometry.kernel[2:]
+    for phase_y in range(stride_y):
+        shifts_y = _shifts(kernel_y, geometry.dilation[0], geometry.padding[0], stride_y, phase_y)
+        for phase_x in range(stride_x):
+            shifts_x = _shifts(
+                kernel_x, geometry.dilation[1], geometry.padding[1], stride_x, phase_x
+            )
+            if shifts_y and shifts_x:
+                image = x[:, :, phase_y::stride_y, phase_x::stride_x]
+                yield image.permute(2, 3, 0, 1), shifts_y, shifts_x
+
+
+def _shifts(kernel: int, dilation: int, padding: int, stride: int, phase: int) -> list[int]:
+    offsets = [j * dilation - padding - phase for j in range(kernel)]
+    return [offset // stride for offset in offsets if offset % stride == 0]
+
+
+def _products(image: Tensor, begin: int, end: int) -> Tensor:
+    height, width, m, channels = image.shape
+    left = image[:, :, begin:end].reshape(-1, channels)
+    right = image[:, :, begin:].reshape(-1, channels)
+    return (left @ right.T).view(height, width, end - begin, height, width, m - begin)
+
+
+def _shifted(
+    products: Tensor, shifts_y: list[int], shifts_x: list[int], width: int
+) -> Iterator[tuple[Tensor, int]]:
+    """Sum over horizontal offsets first, so that vertical ones add whole rows."""
+    rows, columns, left, _, _, right = products.shape
+    if shifts_x == [0] and columns == width:
+        summed = products
+    else:
+        summed = products.new_zeros(rows, width, left, rows, width, right)
+        for shift in shifts_x:
+            _add_shifted(summed, products, shift, 1)
+    for shift in shifts_y:
+        yield summed, shift
+
+
+def _add_shifted(target: Tensor, source: Tensor, shift: int, axis: int) -> None:
+    """Add ``source[p + shift]`` to ``target[p]`` along an axis of both images of a product."""
+    low = max(0, -shift)
+    size = min(target.shape[axis], source.shape[axis] - shift) - low
+    if size > 0:
+        for_target = target.narrow(axis, low, size).narrow(axis + 3, low, size)
+        for_target += source.narrow(axis, low + shift, size).narrow(axis + 3, low + shift, size)

@@ -1,0 +1,157 @@
+"""Operations that pick, cut or join slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lightning_jd.engines.tape._facts import read_indices, reader
+from lightning_jd.engines.tape._owners import NOBODY, Owners, joined
+from lightning_jd.engines.tape.flow._registry import (
+    Crossing,
+    Flowed,
+    UnprovenError,
+    flows,
+)
+
+
+@flows("SelectBackward0", facts=reader("dim", "index"))
+def select(at: Crossing) -> Sequence[Flowed]:
+    """One slice of an axis that disappears."""
+    dim = at.dim(0, len(at.input))
+    return [at.only.moved(at.axis + (dim <= at.axis))]
+
+
+@flows("SliceBackward0", facts=reader("dim", "start", "end", "step"))
+def cut(at: Crossing) -> Sequence[Flowed]:
+    """A range of an axis; nobody owns what is outside."""
+    _, start, end, step = at.facts
+    if at.dim(0, at.rank) != at.axis:
+        return [at.only]
+    size = at.input[at.axis]
+    where = slice(start, None if end is None or end > size else end, step)
+    if len(range(*where.indices(size))) != len(at.only.ids):
+        raise UnprovenError
+    return [at.only.spread(where, size)]
+
+
+@flows("CatBackward0", facts=reader("dim"))
+def cat(at: Crossing) -> Sequence[Flowed]:
+    """Inputs one after the other along an axis."""
+    if any(shape is not None and len(shape) != at.rank for shape in at.inputs):
+        raise UnprovenError  # empty vectors are skipped by torch
+    if at.dim(0, at.rank) != at.axis:
+        return at.everywhere(at.only)
+    return _cut_into(at, [None if shape is None else shape[at.axis] for shape in at.inputs])
+
+
+def _cut_into(at: Crossing, sizes: Sequence[int | None]) -> list[Flowed]:
+    """Deal the owners out to inputs of these sizes; one size may be missing, that of a constant."""
+    total, missing = len(at.only.ids), sum(size is None for size in sizes)
+    if missing > 1:
+        # where the others begin is not known; constants get no gradient, so their size is not saved
+        raise UnprovenError
+    rest = total - sum(size or 0 for size in sizes)
+    flowed: list[Flowed] = []
+    begin = 0
+    for size in sizes:
+        end = begin + (rest if size is None else size)
+        flowed.append(None if size is None else at.only.taken(slice(begin, end)))
+        begin = end
+    if begin != total:
+        raise UnprovenError
+    return flowed
+
+
+@flows("StackBackward0", facts=reader("dim"))
+def stack(at: Crossing) -> Sequence[Flowed]:
+    """Inputs side by side along a new axis; an input may belong to one owner entirely."""
+    dim = at.dim(0, at.rank)
+    if dim != at.axis:
+        return at.everywhere(at.only.moved(at.axis - (dim < at.axis)))
+    if len(at.inputs) != len(at.only.ids):
+        raise UnprovenError
+    return [Owners(None, at.only.ids[i : i + 1]) for i in range(len(at.inputs))]
+
+
+@flows("UnbindBackward0", facts=reader("dim"))
+def unbind(at: Crossing) -> Sequence[Flowed]:
+    """Output j is slice j of an axis that disappears."""
+    dim = at.dim(0, len(at.input))
+    found: Owners | None = None
+    for position, owners in enumerate(at.owners):
+        if owners is None:
+            continue
+        if owners.axis is None:
+            ids = np.full(at.input[dim], NOBODY)
+            ids[position] = owners.ids[0]
+            here = Owners(dim, ids)
+        else:
+            here = owners.moved(owners.axis + (dim <= owners.axis))
+        found = _both(found, here)
+    return [found]
+
+
+@flows(
+    *["SplitBackward0", "SplitWithSizesBackward0", "UnsafeSplitBackward0"],
+    *["UnsafeSplitWithSizesBackward0", "ChunkBackward0", "UnsafeChunkBackward0"],
+    facts=reader("dim"),
+)
+def split(at: Crossing) -> Sequence[Flowed]:
+    """The outputs are ranges of one axis, in order."""
+    dim = at.dim(0, len(at.input))
+    if sum(shape[dim] for shape in at.shapes) != at.input[dim]:
+        raise UnprovenError
+    found: Owners | None = None
+    begin = 0
+    for shape, owners in zip(at.shapes, at.owners, strict=True):
+        end = begin + shape[dim]
+        if owners is not None:
+            if owners.axis is None:
+                owners = Owners(dim, np.repeat(owners.ids, shape[dim]))
+            cut_out = slice(begin, end)
+            found = _both(
+                found, owners.spread(cut_out, at.input[dim]) if owners.axis == dim else owners
+            )
+        begin = end
+    return [found]
+
+
+def _both(first: Owners | None, second: Owners) -> Owners:
+    both = second if first is None else joined(first, second)
+    if both is None:
+        raise UnprovenError
+    return both
+
+
+@flows("GatherBackward0", facts=reader("dim"))
+def gather(at: Crossing) -> Sequence[Flowed]:
+    """Entries move along one axis only; the index may cover a part of the others."""
+    if at.dim(0, at.rank) == at.axis:
+        raise UnprovenError
+    return [at.only.spread(slice(len(at.only.ids)), at.input[at.axis])]
+
+
+@flows("IndexBackward0", facts=read_indices)
+def index(at: Crossing) -> Sequence[Flowed]:
+    """``x[indices]`` where the owners' axis is not indexed, or is read in order."""
+    kinds = at.facts
+    indexed = [axis for axis, kind in enumerate(kinds) if kind is not None]
+    if not indexed or indexed != list(range(indexed[0], indexed[-1] + 1)):
+        raise UnprovenError  # separated indices move their axes to the front
+    ranks = [kind[1] for kind in kinds if kind is not None]
+    if -1 in ranks:
+        raise UnprovenError  # masks
+    new = max(ranks)  # the indexed axes become this many
+    if at.axis < indexed[0]:
+        axis = at.axis
+    elif at.axis >= indexed[0] + new:
+        axis = at.axis - new + len(indexed)
+    elif new == 1 and any(kind == ("all", 1) for kind in kinds):
+        axis = next(axis for axis, kind in enumerate(kinds) if kind == ("all", 1))
+    else:
+        raise UnprovenError
+    if at.input[axis] != len(at.only.ids):
+        raise UnprovenError
+    return [at.only.moved(axis)]

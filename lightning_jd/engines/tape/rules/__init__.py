@@ -1,0 +1,34 @@
+"""Rules: the gradients of all objectives at one operation, from the cotangents of one pass."""
+
+from lightning_jd.engines.tape.rules import (  # they register themselves
+    _broadcast,
+    _convolution,
+    _embedding,
+    _linear,
+    _normalisation,
+)
+from lightning_jd.engines.tape.rules._broadcast import sum_of_broadcast
+from lightning_jd.engines.tape.rules._registry import (
+    NotApplicableError,
+    Rule,
+    Site,
+    bias_slot_of,
+    register_rule,
+    rule_of,
+    saved_names_of,
+    unregister_rule,
+    version,
+)
+
+__all__ = [
+    "NotApplicableError",
+    "Rule",
+    "Site",
+    "bias_slot_of",
+    "register_rule",
+    "rule_of",
+    "saved_names_of",
+    "sum_of_broadcast",
+    "unregister_rule",
+    "version",
+]

@@ -1,0 +1,59 @@
+"""Parameters that are broadcast to activations: sums, products, ``expand``."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lightning_jd.engines.tape._contribution import Contribution, Rows
+from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
+
+
+def sum_of_broadcast(site: Site, pulled: Tensor) -> Contribution:
+    """Sum, per owner, what was pulled back to the output over the axes of the broadcast.
+
+    Args:
+        site: The use.
+        pulled: The cotangent times the derivative of the output entry by the parameter entry that
+            was broadcast to it; the shape of the output.
+    """
+    axis, shape = site.owners.axis, site.shape
+    offset = pulled.ndim - len(shape)
+    if axis >= offset and shape[axis - offset] != 1:
+        raise NotApplicableError  # the parameter has an entry per slice
+    rows = site.owners.split_cotangent(pulled)
+    rows = rows.movedim(1, axis + 1).to(site.dtype)  # (m, *output) with T in place of the axis
+    leading = tuple(range(1, 1 + offset))
+    ones = tuple(
+        1 + offset + position
+        for position, size in enumerate(shape)
+        if size == 1 and rows.shape[1 + offset + position] != 1
+    )
+    if leading + ones:
+        rows = rows.sum(dim=leading + ones)
+    return Rows(rows, site.placements[0])
+
+
+@register_rule("AddBackward0", 0)
+@register_rule("ExpandBackward0", 0)
+def addend(site: Site) -> Contribution:
+    """Each entry is added once wherever it is broadcast to."""
+    return sum_of_broadcast(site, site.cotangent)
+
+
+@register_rule("AddBackward0", 1)
+def scaled_addend(site: Site) -> Contribution:
+    """``x + alpha p``."""
+    alpha = site.saved("alpha")
+    return sum_of_broadcast(site, site.cotangent if alpha == 1 else site.cotangent * alpha)
+
+
+@register_rule("MulBackward0", 0, saved=("other",))
+def left_factor(site: Site) -> Contribution:
+    """``p x``."""
+    return sum_of_broadcast(site, site.cotangent * site.saved("other"))
+
+
+@register_rule("MulBackward0", 1, saved=("self",))
+def right_factor(site: Site) -> Contribution:
+    """``x p``."""
+    return sum_of_broadcast(site, site.cotangent * site.saved("self"))

@@ -1,0 +1,56 @@
+"""Matrix products with a parameter: ``addmm``, ``mm``, ``mv``."""
+
+from __future__ import annotations
+
+from lightning_jd.engines.tape._contribution import Contribution, Rows
+from lightning_jd.engines.tape._outer_product import OuterProduct
+from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
+
+
+@register_rule("AddmmBackward0", 2, saved=("mat1",), bias=0)
+def addmm_weight(site: Site) -> Contribution:
+    """``b + x W``: rows of x meet rows of the cotangent."""
+    if site.saved("alpha") != 1:
+        raise NotApplicableError
+    if len(site.slots) > 1 and (site.saved("beta") != 1 or len(site.placements[1].shape) != 1):
+        raise NotApplicableError
+    return _rows_meet_rows(site, "mat1")
+
+
+@register_rule("MmBackward0", 1, saved=("self",))
+def mm_right(site: Site) -> Contribution:
+    """``x W``: rows of x meet rows of the cotangent."""
+    return _rows_meet_rows(site, "self")
+
+
+def _rows_meet_rows(site: Site, factor: str) -> Contribution:
+    if site.owners.axis != 0:
+        raise NotApplicableError
+    A = site.split(site.saved(factor))
+    return OuterProduct(A, site.split_cotangent(), *site.placements, cotangents_first=False)
+
+
+@register_rule("MmBackward0", 0, saved=("mat2",))
+def mm_left(site: Site) -> Contribution:
+    """``W x``: columns of x meet columns of the cotangent."""
+    if site.owners.axis != 1:
+        raise NotApplicableError
+    A = site.split(site.saved("mat2"))
+    return OuterProduct(A, site.split_cotangent(), *site.placements, cotangents_first=True)
+
+
+@register_rule("AddmmBackward0", 0)
+def addmm_bias(site: Site) -> Contribution:
+    """``b + x W``: a vector b gets the sum over its rows of the cotangent."""
+    if site.owners.axis != 0 or site.saved("beta") != 1 or len(site.shape) != 1:
+        raise NotApplicableError
+    if site.shape[0] != site.cotangent.shape[1]:
+        raise NotApplicableError
+    return Rows(site.split_cotangent().sum(dim=1), site.placements[0])
+
+
+@register_rule("MvBackward0", 1, saved=("self",))
+def mv_vector(site: Site) -> Contribution:
+    """``X v``: row i of X, times entry i of the cotangent."""
+    A, D = site.split(site.saved("self")), site.split_cotangent()
+    return Rows((A * D.unsqueeze(2)).sum(dim=1), site.placements[0])

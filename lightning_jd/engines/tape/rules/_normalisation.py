@@ -1,0 +1,82 @@
+"""Scale and shift after layer, group and batch normalisation."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lightning_jd.engines.tape._contribution import Contribution, Rows
+from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
+
+
+@register_rule("NativeLayerNormBackward0", 1, saved=("input", "result1", "result2"))
+def layer_norm_scale(site: Site) -> Contribution:
+    """The normalised input times the cotangent, summed over all but the normalised axes."""
+    normalised = (site.saved("input") - site.saved("result1")) * site.saved("result2")
+    return _over_positions(site, site.owners.split_cotangent(normalised * site.cotangent))
+
+
+@register_rule("NativeLayerNormBackward0", 2)
+def layer_norm_shift(site: Site) -> Contribution:
+    """The cotangent, summed over all but the normalised axes."""
+    return _over_positions(site, site.split_cotangent())
+
+
+def _over_positions(site: Site, rows: Tensor) -> Contribution:
+    positions = rows.ndim - len(site.shape)
+    if positions < 2:
+        raise NotApplicableError
+    return Rows(rows.to(site.dtype).sum(dim=tuple(range(1, positions))), site.placements[0])
+
+
+@register_rule("NativeGroupNormBackward0", 1, saved=("input", "result1", "result2"))
+def group_norm_scale(site: Site) -> Contribution:
+    """Per channel: ``(Σ D x - mean Σ D) / deviation``, so that x is read once."""
+    _samples_first(site)
+    x, D = site.saved("input").flatten(2), site.cotangent.flatten(2)
+    n, channels = x.shape[:2]
+    per_group = channels // site.saved("group")
+    mean = site.saved("result1").reshape(n, -1).repeat_interleave(per_group, dim=1)
+    rstd = site.saved("result2").reshape(n, -1).repeat_interleave(per_group, dim=1)
+    scale = ((D * x).sum(dim=2) - D.sum(dim=2) * mean) * rstd
+    return _per_channel(site, scale)
+
+
+@register_rule("NativeGroupNormBackward0", 2)
+def group_norm_shift(site: Site) -> Contribution:
+    """Per channel: the sum of the cotangent."""
+    _samples_first(site)
+    return _per_channel(site, site.cotangent.flatten(2).sum(dim=2))
+
+
+@register_rule(
+    *("NativeBatchNormBackward0", 1),
+    saved=("input", "result1", "result2", "running_mean", "running_var"),
+)
+def batch_norm_scale(site: Site) -> Contribution:
+    """Per channel: the normalised input times the cotangent, with the statistics of the mode."""
+    _samples_first(site)
+    x, D = site.saved("input").unsqueeze(2).flatten(2), site.cotangent.unsqueeze(2).flatten(2)
+    if site.saved("training"):
+        mean, rstd = site.saved("result1"), site.saved("result2")
+    else:
+        mean = site.saved("running_mean")
+        rstd = (site.saved("running_var") + site.saved("eps")).rsqrt()
+    scale = ((D * x).sum(dim=2) - D.sum(dim=2) * mean) * rstd
+    return _per_channel(site, scale)
+
+
+@register_rule("NativeBatchNormBackward0", 2)
+def batch_norm_shift(site: Site) -> Contribution:
+    """Per channel: the sum of the cotangent, in either mode."""
+    _samples_first(site)
+    return _per_channel(site, site.cotangent.unsqueeze(2).flatten(2).sum(dim=2))
+
+
+def _samples_first(site: Site) -> None:
+    if site.owners.axis != 0:
+        raise NotApplicableError
+
+
+def _per_channel(site: Site, per_sample: Tensor) -> Contribution:
+    rows = site.owners.split_cotangent(per_sample).to(site.dtype)
+    return Rows(rows.sum(dim=1), site.placements[0])

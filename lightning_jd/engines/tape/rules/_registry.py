@@ -1,0 +1,163 @@
+"""The table of rules: how an operation turns cotangents into gradients per objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from lightning_jd.engines.tape._arrangement import Arrangement
+from lightning_jd.engines.tape._contribution import Contribution
+from lightning_jd.engines.tape._placement import Placement
+from lightning_jd.errors import ArgumentError
+
+
+class NotApplicableError(Exception):
+    """Raised by a rule that does not cover the case at hand; the general way is taken then."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One operation that consumes a parameter, in one backward pass.
+
+    Attributes:
+        node: The autograd node of the operation.
+        slots: The inputs of the node that are asked for: one, or a weight and its bias.
+        cotangents: The gradient of the losses at each output of the operation.
+        arrangement: Which slices of the first output belong to which objective; ``None`` if that
+            cannot be said of the first output alone, in which case no rule is asked.
+        placements: Where each asked input is in its parameter; ``placements[0].shape`` is its shape.
+        dtype: The type to compute in.
+        fetched: Saved tensors that had to be read before the pass.
+    """
+
+    node: Node
+    slots: tuple[int, ...]
+    cotangents: tuple[Tensor | None, ...]
+    arrangement: Arrangement | None
+    placements: tuple[Placement, ...]
+    dtype: torch.dtype
+    fetched: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def owners(self) -> Arrangement:
+        """Which slices of the output belong to which objective."""
+        if self.arrangement is None:
+            raise NotApplicableError
+        return self.arrangement
+
+    @property
+    def m(self) -> int:
+        """The number of objectives."""
+        return self.owners.m
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the asked input."""
+        return self.placements[0].shape
+
+    @property
+    def cotangent(self) -> Tensor:
+        """The gradient of the losses at the first output, not sorted by owner."""
+        cotangent = self.cotangents[0]
+        if cotangent is None:
+            raise NotApplicableError
+        return cotangent
+
+    @property
+    def cotangent_like(self) -> Tensor:
+        """Some cotangent, for its device."""
+        return next(cotangent for cotangent in self.cotangents if cotangent is not None)
+
+    def saved(self, name: str) -> Any:
+        """An argument that autograd saved, such as ``"input"`` or ``"stride"``."""
+        if name in self.fetched:
+            return self.fetched[name]
+        return getattr(self.node, "_saved_" + name)
+
+    def split(self, x: Tensor) -> Tensor:
+        """Slices of an activation by owner, shape ``(m, T, *rest)``, in the type to compute in.
+
+        Args:
+            x: A tensor whose axis ``owners.axis`` is that of the output.
+        """
+        return self.owners.split(x).to(self.dtype)
+
+    def split_cotangent(self) -> Tensor:
+        """:meth:`split` of the cotangent; padding, where there is some, is zero."""
+        return self.owners.split_cotangent(self.cotangent).to(self.dtype)
+
+
+#: Returns a contribution, or the gradients of all objectives, shape ``(m, *site.shape)``.
+Rule = Callable[[Site], Contribution | Tensor]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    rule: Rule
+    saved: tuple[str, ...]
+    bias: int | None
+
+
+_RULES: dict[tuple[str, int], _Entry] = {}
+
+
+def register_rule(
+    name: str, slot: int, *, saved: tuple[str, ...] = (), bias: int | None = None
+) -> Callable[[Rule], Rule]:
+    """Teach the tape an operation.
+
+    Args:
+        name: The name of the autograd node, ``y.grad_fn.name()``, such as ``"MulBackward0"``.
+        slot: Which input of the operation is the parameter: a position in
+            ``y.grad_fn.next_functions``.
+        saved: The saved tensors that the rule reads. Needed where activations are checkpointed: a
+            saved tensor can then be read once per pass only, and is read ahead for the rule.
+        bias: Another slot that the same rule can include in its contribution.
+
+    Raises:
+        ArgumentError: If there is a rule for this input already.
+    """
+
+    def register(rule: Rule) -> Rule:
+        if (name, slot) in _RULES:
+            raise ArgumentError(
+                f"`register_rule` must name an input without a rule, got {name!r}, slot {slot}. "
+                "Remove the old one with `unregister_rule` first."
+            )
+        _RULES[name, slot] = _Entry(rule, saved, bias)
+        return rule
+
+    return register
+
+
+def unregister_rule(name: str, slot: int) -> None:
+    """Forget a rule; the operation is then differentiated by the general way."""
+    _RULES.pop((name, slot), None)
+
+
+def rule_of(name: str, slot: int) -> Rule | None:
+    """The rule for an input of an operation, if there is one."""
+    entry = _RULES.get((name, slot))
+    return None if entry is None else entry.rule
+
+
+def bias_slot_of(name: str, slot: int) -> int | None:
+    """The slot that the rule for this slot can include."""
+    entry = _RULES.get((name, slot))
+    return None if entry is None else entry.bias
+
+
+def saved_names_of(name: str, slot: int) -> tuple[str, ...]:
+    """The saved tensors that a rule reads."""
+    entry = _RULES.get((name, slot))
+    return () if entry is None else entry.saved
+
+
+def version() -> int:
+    """Changes when rules are added or removed, so that plans made before can be told apart."""
+    return hash(frozenset((key, id(entry.rule)) for key, entry in _RULES.items()))

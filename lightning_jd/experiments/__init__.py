@@ -1,0 +1,1 @@
+"""Experiments of the paper, and those behind the advice in the documentation."""

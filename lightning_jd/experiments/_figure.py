@@ -1,0 +1,98 @@
+"""The figure of ``lightning-jd regularisation``."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_jd.errors import MissingDependencyError
+from lightning_jd.experiments._statistics import smooth_mean, standard_error
+from lightning_jd.experiments._training import Outcome, Run
+
+
+def check_matplotlib() -> None:
+    """Raise if there is nothing to draw with.
+
+    Raises:
+        MissingDependencyError: If ``matplotlib`` is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            "The figure needs `matplotlib`, which is not installed. "
+            "Run: pip install 'lightning-jd[plot]'"
+        ) from error
+
+
+def draw(
+    best: Mapping[float | None, Sequence[tuple[Run, Outcome]]], title: str, path: Path
+) -> Path:
+    """Draw area, loss, weights and conflicts of the best runs of each setting.
+
+    Args:
+        best: Regularisation (``None`` is Mean) to the best run of each seed.
+        title: Above the four panels.
+        path: The PNG file to write.
+    """
+    check_matplotlib()
+    # The object interface: no global state, and no window on a machine without a screen.
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    regs = sorted(reg for reg in best if reg is not None)
+    colours: dict[float | None, Any] = {None: "black"}
+    for i, level in enumerate(regs):
+        colours[level] = colormaps["viridis"](0.9 * i / max(1, len(regs) - 1))
+    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    figure.suptitle(title)
+    (areas, losses), (weights, harmed) = figure.subplots(2, 2)
+    _area_panel(areas, best, regs, colours)
+    panels: list[tuple[Any, str, Callable[[Outcome], list[float]]]] = [
+        (losses, "training loss", lambda outcome: outcome.losses),
+        (weights, "largest weight (Mean: 1)", lambda outcome: outcome.largest_weights),
+        (harmed, "share of images harmed by the step", lambda outcome: outcome.harmed),
+    ]
+    for axes, label, series in panels:
+        for reg in [*regs, None]:
+            curve = smooth_mean([series(o) for _, o in best[reg] if not o.diverged])
+            if curve:
+                axes.plot(curve, color=colours[reg], label="Mean" if reg is None else f"{reg:g}")
+        axes.set(xlabel="step", ylabel=label)
+        axes.grid(alpha=0.3)
+    losses.set_yscale("log")
+    weights.set_yscale("log")
+    losses.legend(title="reg", fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    return path
+
+
+def _area_panel(
+    axes: Any, best: Mapping[float | None, Any], regs: list[float], colours: Any
+) -> None:
+    for position, reg in enumerate(regs):
+        values = [outcome.area for _, outcome in best[reg]]
+        if all(map(math.isfinite, values)):
+            axes.errorbar(
+                position,
+                statistics.mean(values),
+                standard_error(values) or 0.0,
+                fmt="o",
+                capsize=4,
+                color=colours[reg],
+            )
+        else:
+            axes.annotate(
+                "diverged", (position, 0.9), xycoords=("data", "axes fraction"), ha="center"
+            )
+    if best.get(None):
+        values = [outcome.area for _, outcome in best[None]]
+        mean, error = statistics.mean(values), standard_error(values) or 0.0
+        axes.axhline(mean, color=colours[None], label="Mean")
+        axes.axhspan(mean - error, mean + error, color=colours[None], alpha=0.12)
+        axes.legend()
+    axes.set_xticks(range(len(regs)), [f"{reg:g}" for reg in regs])
+    axes.set(xlabel="reg", ylabel="area under the training loss")
+    axes.grid(alpha=0.3, axis="y")

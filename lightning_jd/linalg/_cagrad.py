@@ -1,0 +1,141 @@
+"""CAGrad: the best worst-case improvement within a ball around the mean gradient."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_jd.errors import ArgumentError
+from lightning_jd.linalg._checks import check_finite, check_square
+from lightning_jd.linalg._scaling import noise_level, to_finite
+from lightning_jd.linalg._simplex import min_norm
+from lightning_jd.linalg._single import solve_single
+from lightning_jd.linalg._small import Array, Mask, unit_diagonal
+from lightning_jd.linalg._stages import least_shift
+
+ITERATIONS = 80
+RELATIVE = 1e-13  # accuracy of the radius
+SHIFT = 1e-11  # least eigenvalue of the unit-diagonal matrix
+
+
+def cagrad_weights(gramian: Tensor, c: float) -> Tensor:
+    r"""Weights of the direction of CAGrad, exact up to rounding.
+
+    With the rows :math:`g_i` of :math:`J` and their mean :math:`g_0`, the direction is
+
+    .. math::
+        d = \operatorname*{arg\,max}_{\|d - g_0\| \,\le\, c \|g_0\|} \; \min_i \; g_i^\top d
+          = J^\top w .
+
+    It is :math:`w = 1/m + y` with the least :math:`y \succeq 0` such that :math:`G w \succeq \lambda`,
+    complementary to :math:`y`; the level :math:`\lambda` is the root of
+    :math:`y^\top G y = c^2 \|g_0\|^2`. Two cases have no such root:
+
+    - The mean gradient is zero, and so is the radius: :math:`w = 1/m`.
+    - The rows are Pareto stationary (a convex combination of them is zero) and the ball is large
+      enough for :math:`\lambda = 0`, the best possible. Many directions reach it; the answer is the
+      one nearest to the mean, the projection of :math:`g_0` onto the dual cone.
+
+    Both are decided relative to the norms of the rows, at the noise of the dtype of ``gramian``
+    (and, for float64, as soon as the shortest convex combination is 5e-6 times shorter than its
+    terms): beyond it the weights would grow without bound.
+    The paper takes :math:`c < 1`, which guarantees convergence of the mean loss; from :math:`c = 1` on,
+    no objective is ever in conflict with the direction. The Gramian is copied to the host once.
+
+    Args:
+        gramian: :math:`G = J J^\top`, shape ``(m, m)``.
+        c: The radius relative to the norm of the mean; finite and at least 0.
+
+    Returns:
+        The weights :math:`w`, shape ``(m,)``, in the dtype and on the device of ``gramian``.
+
+    Raises:
+        ShapeError: If ``gramian`` is not square.
+        NonFiniteError: If an entry is NaN or infinite.
+        ArgumentError: If ``c`` is negative or not finite.
+
+    Example:
+        >>> cagrad_weights(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), c=0.5)
+        tensor([0.7500, 0.7500])
+
+    References:
+        Liu et al., *Conflict-Averse Gradient Descent for Multi-task Learning*, 2021.
+    """
+    check_square("gramian", gramian)
+    if not 0 <= c < math.inf:
+        raise ArgumentError(f"`c` must be at least 0 and finite, got {c}.")
+    check_finite("gramian", gramian)
+    G = gramian.detach().to("cpu", torch.float64).numpy()
+    weights = _weights(G, c, noise_level(gramian.dtype, len(G)))
+    return to_finite(torch.from_numpy(weights), gramian.dtype).to(gramian.device)
+
+
+def _weights(G: Array, c: float, noise: float) -> Array:
+    m = len(G)
+    mean = np.full(m, 1 / m)
+    C, d, inverse = unit_diagonal(G, 0.0)
+    t = d * mean
+    b = C @ t
+    square = float(t @ b)
+    if c == 0 or square <= noise * t.sum() ** 2:
+        return mean
+    radius = c * math.sqrt(square)
+    # Many programs of one matrix follow: make them unique once, by far less than the tolerance.
+    C = least_shift(torch.from_numpy(C), max(noise, SHIFT)).numpy()
+    resolution = 2 * max(noise, SHIFT, C[0, 0] - 1)
+    z = solve_single(C, b, noise, unique=True)
+    length = _length(C, z)
+    short = d[d > 0].min()
+    o = short * inverse  # levels are measured in units of the shortest row, so that o is at most 1
+    if length > radius:
+        z = _reach(C, b, o, radius, float((b * d).min()) / short, 0.0, noise)
+    elif length < radius:
+        v = min_norm(G, noise)
+        u = d * v
+        norm = _length(C, u)
+        if norm**2 > resolution * u.sum() ** 2:  # else Pareto stationary
+            highest = (float(u @ b) + radius * norm) / short  # by weak duality
+            z = _reach(C, b, o, radius, 0.0, highest, noise)
+    return mean + inverse * z
+
+
+def _length(C: Array, z: Array) -> float:
+    return math.sqrt(max(0.0, float(z @ C @ z)))
+
+
+def _reach(
+    C: Array, b: Array, o: Array, radius: float, low: float, high: float, noise: float
+) -> Array:
+    """``z`` at the level where its length is ``radius``; its length increases with the level.
+
+    On a fixed active set the squared length is quadratic in the level, so that the right set gives
+    the root in closed form. Bisection guards the search for that set.
+    """
+    level = (low + high) / 2
+    z, positive = np.zeros_like(b), None
+    for _ in range(ITERATIONS):
+        z = solve_single(C, b - level * o, noise, unique=True, positive=positive)
+        positive = z > 0
+        length = _length(C, z)
+        if abs(length - radius) <= RELATIVE * radius or high - low <= 1e-15 * abs(level):
+            break
+        low, high = (level, high) if length < radius else (low, level)
+        level = _root(C, b, o, radius, positive)
+        if not low < level < high:
+            level = (low + high) / 2
+    return z
+
+
+def _root(C: Array, b: Array, o: Array, radius: float, positive: Mask) -> float:
+    """The level at which ``z_P = C_PP⁻¹ (level o - b)_P`` has length ``radius``; NaN if there is none."""
+    P = np.flatnonzero(positive)
+    try:
+        r, s = np.linalg.solve(C[P[:, None], P], np.stack([o[P], b[P]], axis=1)).T
+    except np.linalg.LinAlgError:
+        return math.nan
+    square, half, constant = o[P] @ r, o[P] @ s, b[P] @ s - radius**2
+    discriminant = half**2 - square * constant
+    if square <= 0 or discriminant < 0:
+        return math.nan
+    return float((half + math.sqrt(discriminant)) / square)

@@ -1,0 +1,61 @@
+"""The program on the unit-diagonal scale: a change of variables that makes every threshold relative.
+
+With ``D = diag(H)^(1/2)``, ``C = D⁻¹HD⁻¹`` and ``y = Dv`` the program ``min vᵀHv, v >= u`` becomes
+``min yᵀCy, y >= Du``. Nothing is approximated, and rows whose norms differ by 1e16 become equals.
+"""
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class UnitDiagonal(NamedTuple):
+    """``C`` (m, m) with ones on its diagonal, ``d`` (m,) and ``1 / d`` (0 where ``d`` is 0)."""
+
+    C: Tensor
+    d: Tensor
+    inverse: Tensor
+
+
+def unit_diagonal(gramian: Tensor, reg: float) -> UnitDiagonal:
+    """Scale ``H = G / tr(G) + reg I`` to a unit diagonal, in float64 and on the same device.
+
+    An objective without gradient (``H_ii <= 0``) is decoupled: ``d_i = 0``, and row i of ``C`` is
+    that of the identity. If no objective has one, all are decoupled, whatever ``reg`` is.
+    """
+    G = gramian.detach().to(torch.float64)
+    largest = G.diagonal().amax()
+    G = G / torch.where(largest > 0, largest, 1.0)  # first by the largest: the trace may overflow
+    trace = G.diagonal().clamp(min=0).sum()
+    H = (G + G.T) / (2 * torch.where(trace > 0, trace, 1.0))
+    squares = torch.where(trace > 0, H.diagonal().clamp(min=0) + reg, 0.0)
+    d = squares.sqrt()
+    inverse = torch.where(d > 0, 1 / d, 0.0)
+    # Rounding, or the underflow of a small diagonal, leaves entries that no Gramian can have.
+    C = (H * inverse * inverse[:, None]).clamp(-1, 1)
+    C.diagonal().fill_(1.0)
+    return UnitDiagonal(C, d, inverse)
+
+
+@cache
+def noise_level(dtype: torch.dtype, m: int) -> float:
+    """How well the eigenvalues of a unit-diagonal matrix are known if it was stored in ``dtype``.
+
+    Independent rounding errors of size eps in a symmetric matrix move its eigenvalues by about
+    ``eps √m``.
+    """
+    return torch.finfo(dtype).eps * math.sqrt(m)
+
+
+def to_finite(weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert float64 weights to ``dtype``; what would overflow becomes its largest number."""
+    largest = torch.finfo(dtype).max
+    return weights.clamp(-largest, largest).to(dtype)
+
+
+def work_device(device: torch.device) -> torch.device:
+    """Where to compute in float64: on the device itself, unless it has no float64."""
+    return torch.device("cpu") if device.type == "mps" else device

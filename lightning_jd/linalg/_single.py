@@ -1,0 +1,68 @@
+"""One right-hand side: the same pivoting without the machinery for many (DualProj, MGDA, CAGrad)."""
+
+import numpy as np
+import torch
+
+from lightning_jd.linalg import _pivoting, _stages
+from lightning_jd.linalg._small import Array, Mask, is_positive_definite
+
+ROUNDS = 40
+UNIQUE = 1e-7  # least eigenvalue from which z is unique for all practical purposes
+
+
+def solve_single(
+    C: Array,
+    q: Array,
+    noise: float,
+    *,
+    unique: bool | None = None,
+    positive: Mask | None = None,
+) -> Array:
+    """``z >= 0, w = Cz + q >= 0, zᵀw = 0`` with ``C`` on the unit diagonal.
+
+    Args:
+        C: The matrix, shape (m, m).
+        q: The vector, shape (m,).
+        noise: How well the eigenvalues of ``C`` are known.
+        unique: Whether ``C`` is known to be positive definite; None is to find out.
+        positive: Where z is probably positive; None is where q is negative.
+    """
+    scale = np.abs(q).max()
+    if scale == 0:
+        return np.zeros_like(q)
+    q = q / scale
+    # Where C is singular, some solution is not enough: the robust stages return the shortest.
+    if unique is None:
+        unique = is_positive_definite(C, UNIQUE)
+    z = _pivot(C, q, q < 0 if positive is None else positive) if unique else None
+    if z is None:
+        Q = torch.from_numpy(q)[None]
+        z = _stages.solve(torch.from_numpy(C), Q, noise)[0].numpy()
+    return z * scale
+
+
+def _pivot(C: Array, q: Array, positive: Mask) -> Array | None:
+    """The solution, or None if it is not found or not accurate."""
+    fewest, patience = len(q) + 1, _pivoting.PATIENCE
+    for _ in range(ROUNDS):
+        P = np.flatnonzero(positive)
+        z = np.zeros(len(q))
+        try:
+            z[P] = np.linalg.solve(C[P[:, None], P], -q[P])
+        except np.linalg.LinAlgError:
+            return None
+        w = C @ z
+        w += q
+        size = 1 + float(np.abs(z).max())
+        wrong = np.where(positive, z, w) < -_pivoting.WRONG_SIGN * size
+        count = int(np.count_nonzero(wrong))
+        if count == 0:
+            np.maximum(z, 0, out=z)
+            accurate = np.abs(np.minimum(z, w)).max() <= _stages.TOLERANCE * size
+            return z if accurate else None
+        patience = _pivoting.PATIENCE if count < fewest else patience - 1
+        fewest = min(count, fewest)
+        if patience < 0:  # one at a time cannot cycle
+            wrong[: np.flatnonzero(wrong)[-1]] = False
+        positive = positive ^ wrong
+    return None

@@ -1,0 +1,92 @@
+"""The order of the stages: guess, pivot, pivot with a proximal term, interior point.
+
+Solves ``z >= 0, w = Cz + q >= 0, zᵀw = 0`` for every row q of ``Q``, with ``C`` on the unit diagonal.
+Each stage hands the rows that it did not finish to a more robust one; the best answer is kept.
+
+Where ``C`` is singular, z is not unique (though ``Cz`` is). The proximal stage starts from zero and
+its term is small, so that it returns the shortest z: the limit of vanishing regularisation.
+"""
+
+import torch
+from torch import Tensor
+
+from lightning_jd.linalg._guess import guess_positive
+from lightning_jd.linalg._interior import interior_point
+from lightning_jd.linalg._pivoting import pivot
+
+TOLERANCE = 1e-12  # of the natural residual
+WELL_CONDITIONED = 5e-5  # least eigenvalue at which a shared pivot is still accurate
+PROXIMAL = 1e-8  # added to the diagonal while pivoting, and then taken back step by step
+PROXIMAL_STEPS = 12
+ROUNDS = 12  # of pivoting; what takes more cycles, or nearly so
+
+
+def natural_residual(C: Tensor, Q: Tensor, Z: Tensor) -> Tensor:
+    """``max_j |min(z_j, w_j)| / (1 + max_j z_j)`` of every row: zero exactly at a solution."""
+    W = torch.addmm(Q, Z, C)
+    return torch.minimum(Z, W).abs_().amax(dim=1) / (1 + Z.amax(dim=1))
+
+
+def solve(C: Tensor, Q: Tensor, noise: float) -> Tensor:
+    """Solve all rows of ``Q`` (k, m); the eigenvalues of ``C`` are known up to ``noise``."""
+    positive = guess_positive(C, Q)
+    if is_positive_definite(C, WELL_CONDITIONED):
+        Z, _ = pivot(C, Q, positive, shared=True, rounds=ROUNDS)
+        return finish(C, Q, Z, positive)
+    return finish(least_shift(C, noise), Q, torch.zeros_like(Q), positive)
+
+
+def finish(C: Tensor, Q: Tensor, Z: Tensor, positive: Tensor) -> Tensor:
+    """Improve the rows of ``Z`` that are not solved yet, by the robust stages."""
+    residual = natural_residual(C, Q, Z)
+    for stage in (_proximal, _interior):
+        rows = (~(residual <= TOLERANCE)).nonzero().flatten()  # host sync; NaN counts as unsolved
+        if len(rows) == 0:
+            break
+        z = stage(C, Q[rows], positive[rows])
+        reached = natural_residual(C, Q[rows], z)
+        better = ~(residual[rows] <= reached)
+        Z[rows] = torch.where(better[:, None], z, Z[rows])
+        residual[rows] = torch.where(better, reached, residual[rows])
+    return Z
+
+
+def _proximal(C: Tensor, Q: Tensor, positive: Tensor) -> Tensor:
+    """Pivot on ``C + εI``; move the centre of the proximal term until ε has no effect any more."""
+    H = C + PROXIMAL * torch.eye(len(C), dtype=C.dtype, device=C.device)
+    Z = torch.zeros_like(Q)
+    rows = torch.arange(len(Q), device=C.device)
+    for _ in range(PROXIMAL_STEPS):
+        q = Q[rows]
+        z, cycling = pivot(H, q - PROXIMAL * Z[rows], positive, shared=False, rounds=ROUNDS)
+        Z[rows] = z
+        unsolved = ~(natural_residual(C, q, z) <= TOLERANCE)
+        unsolved[cycling] = False
+        rows, positive = rows[unsolved], z[unsolved] > 0
+        if len(rows) == 0:
+            break
+    return Z
+
+
+def _interior(C: Tensor, Q: Tensor, positive: Tensor) -> Tensor:
+    """Interior point, then once more the exact stage from the sets that it found."""
+    z = interior_point(C, Q, tolerance=TOLERANCE / 10)
+    polished = _proximal(C, Q, z > torch.addmm(Q, z, C))
+    better = natural_residual(C, Q, polished) <= natural_residual(C, Q, z)
+    return torch.where(better[:, None], polished, z)
+
+
+def is_positive_definite(C: Tensor, least: float) -> bool:
+    """Whether every eigenvalue of ``C`` is above ``least``."""
+    shifted = C - least * torch.eye(len(C), dtype=C.dtype, device=C.device)
+    return not bool(torch.linalg.cholesky_ex(shifted).info)  # host sync
+
+
+def least_shift(C: Tensor, noise: float) -> Tensor:
+    """Add the least multiple of the identity that lifts the eigenvalues of ``C`` above the noise.
+
+    A negative eigenvalue, which no Gramian has, says how large the noise is.
+    """
+    least = torch.linalg.eigvalsh(C)[0]
+    level = torch.clamp(-least, min=noise)
+    return C + torch.clamp(level - least, min=0) * torch.eye(len(C), dtype=C.dtype, device=C.device)

@@ -1,0 +1,51 @@
+"""See the conflict: each metric is a function of one step and a torchmetrics ``Metric`` of many.
+
+All of them take the Gramian of the gradients and, where it matters, the weights; methods without
+weights hand in ``jacobian=`` and ``update=`` instead.
+"""
+
+from lightning_jd.metrics._alignment import Direction
+from lightning_jd.metrics._conflict import ConflictRate, conflict_rate
+from lightning_jd.metrics._cosines import PairwiseCosine, pairwise_cosines
+from lightning_jd.metrics._imbalance import NormImbalance, gradient_norms, norm_imbalance
+from lightning_jd.metrics._prediction import PredictedChange, predicted_change
+from lightning_jd.metrics._similarity import SimilarityToMean, similarity_to_mean
+from lightning_jd.metrics._stationarity import StationarityDistance, stationarity_distance
+from lightning_jd.metrics._streaming import History, StreamingMetric
+from lightning_jd.metrics._summary import ConflictSummary, Summary, conflict_summary
+from lightning_jd.metrics._violation import DualConeViolation, Violation, dual_cone_violation
+from lightning_jd.metrics._weights import (
+    TaskWeights,
+    WeightEntropy,
+    largest_weight,
+    weight_entropy,
+)
+
+__all__ = [
+    "ConflictRate",
+    "ConflictSummary",
+    "Direction",
+    "DualConeViolation",
+    "History",
+    "NormImbalance",
+    "PairwiseCosine",
+    "PredictedChange",
+    "SimilarityToMean",
+    "StationarityDistance",
+    "StreamingMetric",
+    "Summary",
+    "TaskWeights",
+    "Violation",
+    "WeightEntropy",
+    "conflict_rate",
+    "conflict_summary",
+    "dual_cone_violation",
+    "gradient_norms",
+    "largest_weight",
+    "norm_imbalance",
+    "pairwise_cosines",
+    "predicted_change",
+    "similarity_to_mean",
+    "stationarity_distance",
+    "weight_entropy",
+]

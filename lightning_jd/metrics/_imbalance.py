@@ -1,0 +1,83 @@
+"""Do some gradients drown the others? The function and the metric."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.metrics._streaming import StreamingMetric
+from lightning_jd.metrics._unit import single_or_double, unit_gramian
+
+
+def gradient_norms(gramian: Tensor) -> Tensor:
+    r"""Length of each gradient, :math:`\sqrt{G_{ii}}`, shape ``(m,)``.
+
+    Example:
+        >>> gradient_norms(torch.tensor([[9.0, -3.0], [-3.0, 4.0]]))
+        tensor([3., 2.])
+    """
+    return unit_gramian(gramian)[1]
+
+
+def norm_imbalance(gramian: Tensor) -> Tensor:
+    r"""Typical factor between the length of a gradient and the geometric mean of all lengths.
+
+    The geometric standard deviation of the norms :math:`n_i = \sqrt{G_{ii}}`,
+
+    .. math::
+        \exp \sqrt{\tfrac 1m \sum_i (\log n_i - \overline{\log n})^2},
+
+    over the gradients that do not vanish: 1 if all have one length, 10 if they typically are ten
+    times as long or as short as the middle. Unlike the ratio of the extremes, one odd training
+    example among many hardly moves it.
+
+    Args:
+        gramian: :math:`G`, shape ``(m, m)``.
+
+    Example:
+        >>> round(float(norm_imbalance(torch.diag(torch.tensor([1.0, 10000.0])))), 4)  # 1 and 100
+        10.0
+    """
+    return log_deviation(gradient_norms(gramian)).exp()
+
+
+def log_deviation(norms: Tensor) -> Tensor:
+    """Standard deviation of the logarithms of the norms that are not zero."""
+    alive = norms != 0  # true for NaN, which has to be seen
+    logs = torch.where(alive, norms, 1.0).log()
+    count = alive.sum().clamp(min=1)
+    mean = logs.sum() / count
+    return (torch.where(alive, logs - mean, 0.0).square().sum() / count).sqrt()
+
+
+class NormImbalance(StreamingMetric):
+    """Geometric mean of :func:`norm_imbalance` over all updates of all processes.
+
+    Args:
+        kwargs: For :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> metric = NormImbalance()
+        >>> metric.update(torch.diag(torch.tensor([1.0, 10000.0])))
+        >>> metric.update(torch.eye(2))
+        >>> metric.compute()
+        tensor(3.1623)
+    """
+
+    higher_is_better = False
+    title: ClassVar[str] = "Imbalance of the gradient norms"
+    ylabel: ClassVar[str] = "decades (log10 of the factor)"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(["imbalance"], **kwargs)
+
+    @override
+    def update(self, gramian: Tensor) -> None:
+        """Add the Gramian (m, m) of one update."""
+        self.record(single_or_double(norm_imbalance(gramian)).log10().reshape(1))
+
+    @override
+    def compute(self) -> Tensor:
+        """The geometric mean of the factors."""
+        return torch.pow(10.0, self.mean()[0])

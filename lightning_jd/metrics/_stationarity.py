@@ -1,0 +1,74 @@
+"""How far is this point from one where no objective can improve without another's loss?"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.linalg import min_norm_weights
+from lightning_jd.metrics._streaming import StreamingMetric
+from lightning_jd.metrics._unit import unit_gramian
+
+
+def stationarity_distance(gramian: Tensor) -> Tensor:
+    r"""Length of the shortest convex combination of the gradients, relative to their mean length.
+
+    .. math::
+        \frac{\min_{w \succeq 0,\, \sum w_i = 1} \lVert J^\top w \rVert}
+             {\frac 1m \sum_i \lVert g_i \rVert} \in [0, 1].
+
+    The rows :math:`g_i` of :math:`J` are the gradients. The value is 0 exactly at *weakly
+    stationary* points, among them all Pareto optima, where some combination of the gradients
+    vanishes; it is 1 if all gradients are equal. It costs one exact least-norm program in m
+    unknowns, solved on the host. Lengths below the square root of the rounding of ``gramian``
+    (3e-4 in float32) cannot be told from 0.
+
+    Args:
+        gramian: :math:`G = J J^\top`, shape ``(m, m)``.
+
+    Example:
+        >>> stationarity_distance(torch.eye(2))  # half the diagonal of the unit square
+        tensor(0.7071)
+        >>> stationarity_distance(torch.tensor([[9.0, -3.0], [-3.0, 1.0]]))  # opposed
+        tensor(0.)
+    """
+    C, norms = unit_gramian(gramian)
+    G = gramian.detach().to(C)
+    # Divided by the largest diagonal entry: squares of long gradients would overflow.
+    scale = norms.amax().clamp(min=torch.finfo(norms.dtype).tiny)
+    lengths = norms / scale
+    weights = min_norm_weights(G / scale / scale).to(lengths)
+    y = weights * lengths
+    squared = y @ C @ y
+    # What is left of a sum that cancels is rounding.
+    noise = torch.finfo(gramian.dtype).eps * y.sum().square()
+    squared = torch.where(squared > noise, squared, 0.0)
+    return squared.sqrt() / lengths.mean().clamp(min=torch.finfo(norms.dtype).tiny)
+
+
+class StationarityDistance(StreamingMetric):
+    """Mean of :func:`stationarity_distance` over all updates of all processes.
+
+    Args:
+        kwargs: For :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> metric = StationarityDistance()
+        >>> metric.update(torch.eye(4))
+        >>> metric.compute()
+        tensor(0.5000)
+    """
+
+    higher_is_better = False
+    title: ClassVar[str] = "Distance to weak stationarity"
+    ylabel: ClassVar[str] = "relative to the mean gradient norm"
+    limits: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(["distance to stationarity"], **kwargs)
+
+    @override
+    def update(self, gramian: Tensor) -> None:
+        """Add the Gramian (m, m) of one update."""
+        self.record(stationarity_distance(gramian).reshape(1))

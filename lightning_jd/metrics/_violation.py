@@ -1,0 +1,120 @@
+"""Which objectives does the update harm, and which would the mean have harmed?"""
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.metrics._alignment import alignment
+from lightning_jd.metrics._streaming import StreamingMetric
+from lightning_jd.metrics._unit import TOLERANCE, check_tolerance, share_below
+
+
+class Violation(NamedTuple):
+    """How far an update is outside the dual cone of the gradients, and how far the mean would be.
+
+    Attributes:
+        share: Share of the objectives that conflict with the update, in [0, 1].
+        worst_cosine: Least cosine between a gradient and the update, in [-1, 1].
+        mean_share: As ``share``, had the mean of the gradients been the update.
+        mean_worst_cosine: As ``worst_cosine``, for the mean of the gradients.
+    """
+
+    share: Tensor
+    worst_cosine: Tensor
+    mean_share: Tensor
+    mean_worst_cosine: Tensor
+
+
+def dual_cone_violation(
+    gramian: Tensor | None = None,
+    weights: Tensor | None = None,
+    *,
+    jacobian: Tensor | None = None,
+    update: Tensor | None = None,
+    tolerance: float = TOLERANCE,
+) -> Violation:
+    r"""Objectives that get worse, to first order, by the update :math:`d = J^\top w`.
+
+    Objective :math:`i` conflicts with :math:`d` if :math:`\cos(g_i, d) < -\text{tolerance}`, where
+    :math:`g_i` is its gradient and :math:`\langle g_i, d \rangle = (G w)_i`. An update in the dual
+    cone :math:`\{d : J d \succeq 0\}` conflicts with nobody. A gradient or an update that vanishes
+    conflicts with nobody either: its cosines are 0.
+
+    Args:
+        gramian: :math:`G = J J^\top`, shape ``(m, m)``.
+        weights: :math:`w`, shape ``(m,)``.
+        jacobian: :math:`J`, shape ``(m, n)``: for methods without weights, together with ...
+        update: ... :math:`d`, shape ``(n,)``.
+        tolerance: What is closer to a right angle than this is no conflict; the default is just
+            above the rounding of float32.
+
+    Raises:
+        ArgumentError: If neither pair of arguments is complete.
+
+    Example:
+        The mean of a long and a short gradient that are opposed harms the short one:
+
+        >>> G = torch.tensor([[9.0, -3.0], [-3.0, 1.0]])
+        >>> share, worst, *_ = dual_cone_violation(G, torch.tensor([0.5, 0.5]))
+        >>> print(f"{share:.1f} {worst:.1f}")
+        0.5 -1.0
+    """
+    check_tolerance(tolerance)
+    cosines = alignment(gramian, weights, jacobian, update).cosines
+    share, mean_share = share_below(cosines, tolerance)
+    worst, mean_worst = cosines.amin(dim=1)
+    return Violation(share, worst, mean_share, mean_worst)
+
+
+class DualConeViolation(StreamingMetric):
+    """:func:`dual_cone_violation`: mean of the shares, least of the cosines, over all updates.
+
+    Args:
+        tolerance: See :func:`dual_cone_violation`.
+        kwargs: For :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> metric = DualConeViolation()
+        >>> metric.update(torch.tensor([[9.0, -3.0], [-3.0, 1.0]]), torch.tensor([1.0, 1.0]))
+        >>> metric.update(torch.eye(2), torch.tensor([1.0, 1.0]))
+        >>> {name: round(float(value), 2) for name, value in metric.compute().items()}
+        {'share': 0.25, 'worst_cosine': -1.0, 'mean_share': 0.25, 'mean_worst_cosine': -1.0}
+    """
+
+    higher_is_better = False
+    worst: Tensor
+    title: ClassVar[str] = "Objectives that the update harms"
+    ylabel: ClassVar[str] = "share of the objectives"
+    limits: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
+    def __init__(self, tolerance: float = TOLERANCE, **kwargs: Any) -> None:
+        super().__init__(["this update", "the mean"], **kwargs)
+        check_tolerance(tolerance)
+        self.tolerance = tolerance
+        self.add_state("worst", torch.ones(2), dist_reduce_fx="min")
+
+    @override
+    def update(
+        self,
+        gramian: Tensor | None = None,
+        weights: Tensor | None = None,
+        *,
+        jacobian: Tensor | None = None,
+        update: Tensor | None = None,
+    ) -> None:
+        """Add one update; the arguments are those of :func:`dual_cone_violation`."""
+        found = dual_cone_violation(
+            gramian, weights, jacobian=jacobian, update=update, tolerance=self.tolerance
+        )
+        self.record(torch.stack([found.share, found.mean_share]))
+        worst = torch.stack([found.worst_cosine, found.mean_worst_cosine])
+        self.worst = torch.minimum(self.worst, worst.to(self.worst))
+
+    @override
+    def compute(self) -> dict[str, Tensor]:  # type: ignore[override]  # a metric of four numbers
+        """The fields of :class:`Violation` by name."""
+        share, mean_share = self.mean()
+        worst, mean_worst = self.worst
+        return Violation(share, worst, mean_share, mean_worst)._asdict()

@@ -1,0 +1,105 @@
+"""What the callback logs: the metrics of the last update, the weights and losses of the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lightning_jd.errors import ArgumentError
+from lightning_jd.surfaces._figures import Figures
+from lightning_jd.surfaces._observe import StepClock, is_due, steps_done, values_of
+from lightning_jd.surfaces._session import Session
+
+PREFIX = "jd/"
+_IN_THE_BAR = ("similarity_to_mean", "conflict_rate", "violation_share")
+
+
+class Monitor:
+    """Logs the conflict between the objectives while they are trained.
+
+    Values go straight to the loggers of the Trainer and to ``trainer.callback_metrics``, where
+    checkpoints and early stopping find them. Between the steps that are logged nothing is computed;
+    a step that is logged costs one small copy from the device.
+
+    Args:
+        every_n_steps: Log every so many steps; ``None`` for the Trainer's ``log_every_n_steps``.
+        per_group: With ``groups``, the metrics of each group of parameters too.
+        progress_bar: Show similarity to the mean, conflict rate and harmed objectives in the bar.
+        figures: Draw the history and, for tasks, the matrix of cosines and the weights at the end
+            of each epoch, for loggers that take figures (TensorBoard, Weights & Biases).
+        stationarity: The distance to weak stationarity too, at the price of a small program that
+            is solved on the host.
+
+    Raises:
+        ArgumentError: If ``every_n_steps`` is not positive.
+        MissingDependencyError: If figures are wanted and matplotlib is not installed.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int | None = None,
+        per_group: bool = False,
+        progress_bar: bool = False,
+        figures: bool = False,
+        stationarity: bool = True,
+    ) -> None:
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ArgumentError(f"`every_n_steps` must be at least 1, got {every_n_steps}.")
+        self.every_n_steps = every_n_steps
+        self.per_group = per_group
+        self.progress_bar = progress_bar
+        self.stationarity = stationarity
+        self._figures = Figures() if figures else None
+        self._clock = StepClock()
+        self._seen = 0
+
+    @classmethod
+    def of(cls, spec: bool | Mapping[str, Any]) -> Monitor | None:
+        """The monitor for the argument ``log`` of the callback.
+
+        Raises:
+            ArgumentError: If a key of the mapping is no argument of this class.
+        """
+        if spec is False:
+            return None
+        try:
+            return cls() if spec is True else cls(**spec)
+        except TypeError as error:
+            raise ArgumentError(
+                "`log` must be True, False or a dict with some of 'every_n_steps', 'per_group', "
+                f"'progress_bar', 'figures' and 'stationarity', got {spec!r}."
+            ) from error
+
+    def before_batch(self) -> None:
+        """Take the time."""
+        self._clock.start()
+
+    def after_batch(self, trainer: Any, module: Any, session: Session) -> None:
+        """Log the update of this batch, if there was one and it is its turn."""
+        report, updates = session.report, session.steps
+        fresh, self._seen = updates != self._seen, updates
+        if report is None or not report.names or not fresh:
+            return
+        every = trainer.log_every_n_steps if self.every_n_steps is None else self.every_n_steps
+        if not is_due(trainer, every):
+            return
+        shares = self._clock.shares(report)
+        values = shares | values_of(
+            session, report, per_group=self.per_group, stationarity=self.stationarity
+        )
+        logged = {PREFIX + name: value for name, value in values.items()}
+        for logger in trainer.loggers:
+            logger.log_metrics(logged, step=steps_done(trainer))
+        trainer.callback_metrics.update({name: torch.tensor(v) for name, v in logged.items()})
+        if self.progress_bar:
+            shown = {PREFIX + name: values[name] for name in _IN_THE_BAR if name in values}
+            module.log_dict(shown, prog_bar=True, logger=False, batch_size=1)
+        if self._figures is not None:
+            self._figures.add(session)
+
+    def after_epoch(self, trainer: Any) -> None:
+        """Give the figures to the loggers."""
+        if self._figures is not None:
+            self._figures.send(trainer.loggers, steps_done(trainer))

@@ -1,0 +1,140 @@
+"""What can be seen of an update while a Trainer runs: metrics, tasks, time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_jd.core import GroupReport, Report
+from lightning_jd.metrics import Direction, conflict_summary, gradient_norms
+from lightning_jd.surfaces._session import Session
+
+#: More tasks than this are not shown one by one: each would be a curve of its own.
+MOST_TASKS = 64
+
+
+class Tasks(NamedTuple):
+    """The update task by task.
+
+    Attributes:
+        names: The tasks of the update; under DDP, those of all processes.
+        weights: Shape (m,), or ``None`` where there is no weight per task.
+        loss_names: The tasks with a loss on this process.
+        losses: Their losses.
+    """
+
+    names: tuple[str, ...]
+    weights: Tensor | None
+    loss_names: tuple[str, ...]
+    losses: Tensor
+
+
+def tasks_of(session: Session) -> Tasks | None:
+    """The tasks of the last update; ``None`` if its objectives are instances, or far too many."""
+    report, seen = session.report, session.seen
+    if report is None or seen is None or seen.kind != "tasks" or len(report.names) > MOST_TASKS:
+        return None
+    return Tasks(report.names, report.weights, seen.names, seen.values)
+
+
+def direction_of(report: Report) -> Direction | None:
+    """The update as a whole, where the report has no weights of the whole."""
+    if report.weights is not None:
+        return None
+    parts = [_direction(group) for group in report.groups.values()]
+    known = [part for part in parts if part is not None]
+    return Direction.joined(known) if known and len(known) == len(parts) else None
+
+
+def _direction(group: GroupReport) -> Direction | None:
+    if group.weights is not None:
+        return Direction.of_weights(group.gramian, group.weights)
+    if group.products is not None and group.squared_length is not None:
+        return Direction(group.products, group.squared_length)
+    return None
+
+
+def values_of(
+    session: Session, report: Report, *, per_group: bool = False, stationarity: bool = False
+) -> dict[str, float]:
+    """Everything that is logged of the last update, by name; one copy from the device.
+
+    Args:
+        session: The running fit.
+        report: Its last update.
+        per_group: The metrics of each group of parameters too, if there are several.
+        stationarity: The distance to weak stationarity too.
+    """
+    collected = _Collected()
+    summary = conflict_summary(
+        report.gramian, report.weights, update=direction_of(report), stationarity=stationarity
+    )
+    collected.add("", summary.names, summary.values)
+    if session.seen is not None:
+        collected.add("", ("mean_loss",), session.seen.values.mean().reshape(1))
+    if (tasks := tasks_of(session)) is not None:
+        collected.add("weight/", tasks.names, tasks.weights)
+        collected.add("norm/", tasks.names, gradient_norms(report.gramian))
+        collected.add("loss/", tasks.loss_names, tasks.losses)
+    if per_group and len(report.groups) > 1:
+        for name, group in report.groups.items():
+            summary = conflict_summary(group.gramian, group.weights)
+            collected.add(f"group/{name}/", summary.names, summary.values)
+    return collected.to_dict()
+
+
+class _Collected:
+    """Named numbers on the device, to be copied to the host at once."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._parts: list[Tensor] = []
+
+    def add(self, prefix: str, names: tuple[str, ...], values: Tensor | None) -> None:
+        if values is not None:
+            self._names += [prefix + name for name in names]
+            self._parts.append(values)
+
+    def to_dict(self) -> dict[str, float]:
+        together = torch.cat([part.to(self._parts[0]) for part in self._parts])
+        return dict(zip(self._names, together.tolist(), strict=True))
+
+
+class StepClock:
+    """How long a step takes from the start of the batch on, and which share of it is ours."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def start(self) -> None:
+        """A batch begins."""
+        self._begin = time.perf_counter()
+
+    def shares(self, report: Report) -> dict[str, float]:
+        """Shares of the time since :meth:`start`: all of our work, and the aggregator's alone.
+
+        Ours begins with the losses and ends with their gradients. It contains the backward pass,
+        which ordinary training needs too.
+        """
+        milliseconds = 1000 * (time.perf_counter() - self._begin)
+        parts = {"time_share": "total", "weights_time_share": "weights"}
+        return {
+            name: min(report.milliseconds[part] / milliseconds, 1.0)
+            for name, part in parts.items()
+            if part in report.milliseconds
+        }
+
+
+def is_due(trainer: Any, every: int) -> bool:
+    """Whether this batch ends a step that is to be looked at, by the rule of the Trainer itself."""
+    if every == 0 or trainer.fit_loop._should_accumulate():
+        return False
+    return (steps_done(trainer) + 1) % every == 0
+
+
+def steps_done(trainer: Any) -> int:
+    """The number of steps before this one: the horizontal axis of ``self.log``."""
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)

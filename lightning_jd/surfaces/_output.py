@@ -1,0 +1,69 @@
+"""What ``training_step`` returned: losses for us, a scalar and everything else for Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import Tensor
+
+from lightning_jd.engines import Losses, Objectives
+
+Rows = Literal["tasks", "instances"] | None
+
+
+def losses_in(output: Any) -> Losses | None:
+    """The losses in what ``training_step`` returned.
+
+    Args:
+        output: Losses (a vector, a matrix, a list), or a dict that holds them (or a dict of named
+            scalars) under ``"loss"``.
+
+    Returns:
+        The losses; ``None`` if there is one scalar loss or none, which is Lightning's business.
+
+    Example:
+        >>> import torch
+        >>> losses_in({"loss": [torch.ones(()), torch.zeros(())], "accuracy": 0.5})
+        [tensor(1.), tensor(0.)]
+        >>> losses_in({"loss": torch.ones(())}) is None
+        True
+    """
+    return unless_scalar(output.get("loss") if isinstance(output, Mapping) else output)
+
+
+def unless_scalar(loss: Any) -> Losses | None:
+    """The losses, or ``None`` if it is one scalar (or nothing), which Lightning knows to handle."""
+    if loss is None or (isinstance(loss, Tensor) and loss.ndim == 0):
+        return None
+    return loss  # type: ignore[no-any-return]  # whatever it is: `Objectives` says what it must be
+
+
+def with_scalar(output: Any, value: Tensor) -> Any:
+    """The same output with one number in the place of the losses.
+
+    Example:
+        >>> import torch
+        >>> with_scalar({"loss": torch.ones(2), "accuracy": 0.5}, torch.tensor(1.0))
+        {'loss': tensor(1.), 'accuracy': 0.5}
+    """
+    return {**output, "loss": value} if isinstance(output, Mapping) else value
+
+
+def objectives_of(losses: Losses, rows: Rows) -> Objectives:
+    """Read the losses as rows of the Jacobian.
+
+    Args:
+        losses: See :func:`losses_in`.
+        rows: ``None`` to read them by their type. Otherwise each entry is a ``"tasks"`` or an
+            ``"instances"`` row, and a matrix (b, k) is averaged over the other of the two.
+
+    Example:
+        >>> import torch
+        >>> losses = torch.ones(4, 2, requires_grad=True) * 1
+        >>> [objectives_of(losses, rows).m for rows in (None, "tasks", "instances")]
+        [8, 2, 4]
+    """
+    if rows is not None and isinstance(losses, Tensor) and losses.ndim == 2:
+        losses = losses.mean(dim=0 if rows == "tasks" else 1)
+    return Objectives.of(losses, rows)

@@ -1,0 +1,184 @@
+"""The one state machine behind every surface for the Trainer.
+
+``training_step`` keeps the losses aside and shows Lightning their mean. ``backward`` turns the
+losses into gradients and calls Lightning's own ``backward`` with a scalar that delivers them. All
+that happens around these two calls (scaling, accumulation, clipping, hooks, the reducer of
+DistributedDataParallel, the optimizer) stays Lightning's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_jd.core import Report, surrogate
+from lightning_jd.core._accumulation import Accumulation
+from lightning_jd.engines import NamedParameters, Objectives, named_parameters_of, select
+from lightning_jd.errors import ArgumentError, NonFiniteError
+from lightning_jd.surfaces._compile import explained_compile_errors, reusable_compiled_graphs
+from lightning_jd.surfaces._output import losses_in, objectives_of, unless_scalar, with_scalar
+from lightning_jd.surfaces._precision import full_precision, loss_scale
+from lightning_jd.surfaces._settings import Settings
+from lightning_jd.surfaces._step import compute_step, finish
+
+
+class Seen(NamedTuple):
+    """The losses of the last batch on this process, without their graph."""
+
+    kind: str
+    names: tuple[str, ...]
+    values: Tensor
+
+
+class Session:
+    """What one fit knows: the losses between two calls, rows of micro-batches, counters.
+
+    Args:
+        settings: The method and its options.
+        announce: Called once, after the first update, with a line that says what is going on.
+
+    Attributes:
+        report: What the last update was made of.
+        seen: The losses of the last batch on this process.
+        batches: Training steps that Lightning did not skip.
+        steps: Backward passes that were ours.
+        skipped: Objectives that were left out because they were not finite.
+    """
+
+    def __init__(self, settings: Settings, announce: Callable[[str], object]) -> None:
+        self.settings = settings
+        self.report: Report | None = None
+        self.seen: Seen | None = None
+        self.batches = 0
+        self.steps = 0
+        self.skipped = 0
+        self._announce: Callable[[str], object] | None = announce
+        self._pending: Objectives | None = None
+        self._collected: Accumulation | None = None
+
+    def training_step(
+        self, strategy: Any, original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Take the place of ``strategy.training_step``, which is ``original``."""
+        self._pending = None
+        with reusable_compiled_graphs():
+            output = original(*args, **kwargs)
+        if not strategy.lightning_module.automatic_optimization:
+            self.batches += 1
+            return output
+        self.batches += output is not None  # Lightning skips the others
+        if (losses := losses_in(output)) is None:
+            return output
+        self._pending = objectives_of(losses, self.settings.rows)
+        return with_scalar(output, self._mean(self._pending))
+
+    def backward(
+        self,
+        strategy: Any,
+        original: Callable[..., Any],
+        loss: Any,
+        optimizer: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Take the place of ``strategy.backward``, which is ``original``."""
+        module = strategy.lightning_module
+        if module.automatic_optimization:
+            objectives, self._pending = self._pending, None
+        else:
+            losses = unless_scalar(loss)
+            objectives = None if losses is None else objectives_of(losses, self.settings.rows)
+        if objectives is None:
+            return original(loss, optimizer, *args, **kwargs)
+        self.seen = Seen(objectives.kind, objectives.names, objectives.values())
+        named = _parameters(module, args, kwargs)
+        try:
+            with full_precision(strategy.root_device), explained_compile_errors():
+                scalar = self._scalar(objectives, named, strategy, loss)
+        except NonFiniteError as error:
+            loop, epoch = module.trainer.fit_loop, module.trainer.current_epoch
+            place = f"batch {loop.batch_idx} of epoch {epoch}"
+            raise NonFiniteError(f"In {place}: {error}") from error
+        self.steps += 1
+        if self.report is not None and self._announce is not None:
+            self._announce(self._summary(self.report, objectives.kind, named))
+            self._announce = None  # once is enough
+        return original(scalar, optimizer, *args, **kwargs)
+
+    def forget(self) -> None:
+        """Let go of losses and rows, and with them of graphs; the counters and the report stay."""
+        self._pending = self._collected = None
+
+    def _scalar(
+        self, objectives: Objectives, named: NamedParameters, strategy: Any, loss: Any
+    ) -> Tensor:
+        """What Lightning differentiates in the place of ``loss``."""
+        trainer = strategy.lightning_module.trainer
+        pieces = trainer.accumulate_grad_batches  # always 1 in manual optimization
+        terms = pieces * objectives.m
+        scale = loss_scale(strategy.precision_plugin, strategy.root_device, terms)
+        if self.settings.accumulation == "step" and pieces > 1:
+            return self._accumulated(objectives, named, trainer.fit_loop, loss, scale)
+        step = compute_step(objectives, named, self.settings, scale)
+        self.report = step.update.report
+        self.skipped += step.dropped
+        scalar = step.update.surrogate()
+        return scalar if pieces == 1 else scalar / pieces
+
+    def _accumulated(
+        self,
+        objectives: Objectives,
+        named: NamedParameters,
+        loop: Any,
+        loss: Tensor,
+        scale: Tensor | None,
+    ) -> Tensor:
+        """Keep rows until the last micro-batch of a step, which delivers the gradient of all."""
+        if self._collected is None or loop.batch_idx % loop.trainer.accumulate_grad_batches == 0:
+            self._collected = Accumulation(named, nonfinite=self.settings.nonfinite)
+        selection = select(objectives, named, self.settings.params)
+        self._collected.add(objectives, selection, scale=1.0 if scale is None else scale)
+        if loop._should_accumulate():
+            params = [tensor for _, tensor in self._collected.reached[:1]]
+            return surrogate(loss, params, [torch.zeros_like(tensor) for tensor in params])
+        collected, self._collected = self._collected, None
+        update, dropped = finish(collected, self.settings, scale)
+        self.report = update.report
+        self.skipped += dropped
+        # Lightning has divided the loss that it shows; these gradients are those of the step.
+        return surrogate(loss, update.params, update.gradients)
+
+    def _mean(self, objectives: Objectives) -> Tensor:
+        values = objectives.values()
+        if self.settings.nonfinite == "skip":
+            values = values[torch.isfinite(values)]
+        return values.mean()
+
+    def _summary(self, report: Report, kind: str, named: NamedParameters) -> str:
+        numbers = sum(tensor.numel() for _, tensor in named)
+        paths = Counter(report.paths.values()).most_common()
+        aggregator = self.settings.aggregator
+        return (
+            f"Jacobian descent with {aggregator.name or type(aggregator).__name__}: rows are "
+            f"{len(report.names)} {kind.replace('_', ' x ')}, {numbers:,} parameters in "
+            f"{len(named)} tensors, computed by "
+            + ", ".join(f"{path} ({count})" for path, count in paths)
+        )
+
+
+def _parameters(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NamedParameters:
+    """The parameters of the module, or those that ``manual_backward(..., inputs=...)`` asks for."""
+    if args or kwargs.get("gradient") is not None or kwargs.get("create_graph"):
+        raise ArgumentError(
+            "`manual_backward` of several losses must have no arguments but `retain_graph` and "
+            f"`inputs`, got {args} {kwargs}. Multiply the losses themselves by constant factors."
+        )
+    named = named_parameters_of(module)
+    if (inputs := kwargs.get("inputs")) is None:
+        return named
+    wanted = {id(tensor) for tensor in ([inputs] if isinstance(inputs, Tensor) else inputs)}
+    return [(name, tensor) for name, tensor in named if id(tensor) in wanted]

@@ -1,0 +1,45 @@
+"""The arguments that all surfaces share, checked in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lightning_jd.aggregators import Aggregator
+from lightning_jd.core import Groups
+from lightning_jd.engines import Select
+from lightning_jd.errors import ArgumentError
+
+RowsOption = Literal["tasks", "instances"]
+Accumulation = Literal["batch", "step"]
+Nonfinite = Literal["raise", "skip"]
+Memory = Literal["fast", "low"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How losses become an update; the arguments of :class:`~lightning_jd.JacobianDescent`.
+
+    Raises:
+        ArgumentError: If an argument is not one of its values.
+    """
+
+    aggregator: Aggregator
+    rows: RowsOption | None = None
+    params: Select = "all"
+    groups: Groups = None
+    accumulation: Accumulation = "batch"
+    nonfinite: Nonfinite = "raise"
+    memory: Memory = "fast"
+
+    def __post_init__(self) -> None:
+        choices = {
+            "rows": (None, *get_args(RowsOption)),
+            "accumulation": get_args(Accumulation),
+            "nonfinite": get_args(Nonfinite),
+            "memory": get_args(Memory),
+        }
+        for name, known in choices.items():
+            if (value := getattr(self, name)) not in known:
+                listed = ", ".join(map(repr, known))
+                raise ArgumentError(f"`{name}` must be one of {listed}, got {value!r}.")

@@ -1,0 +1,230 @@
+"""The callback, without the base class of either of Lightning's packages."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import partial
+from typing import Any, ClassVar
+
+from lightning_jd.aggregators import Aggregator, resolve
+from lightning_jd.core import Report
+from lightning_jd.errors import SetupError
+from lightning_jd.surfaces._monitor import Monitor
+from lightning_jd.surfaces._patch import Patch
+from lightning_jd.surfaces._session import Session
+from lightning_jd.surfaces._settings import Accumulation, Memory, Nonfinite, RowsOption, Settings
+from lightning_jd.surfaces._support import check_supported
+
+
+class DescentCallback:
+    """Trains a module that returns several losses by Jacobian descent.
+
+    The module returns its losses as they are: a vector (one objective per instance), a matrix
+    (instance and task), or a dict or list of scalars (one objective per task), either alone or
+    under the key ``"loss"``; or it hands them to ``manual_backward``. A scalar loss is trained as
+    always. While ``fit`` runs, ``training_step`` and ``backward`` of the strategy are wrapped; they
+    are themselves again afterwards, whatever happens.
+
+    Args:
+        aggregator: How the rows of the Jacobian become one direction: a name (``"upgrad"``), a dict
+            with name and arguments (``{"name": "cagrad", "c": 0.4}``), or an aggregator.
+        rows: What a loss is, if not what its type says: ``"tasks"`` or ``"instances"``. A matrix of
+            losses is averaged over the other one.
+        params: Which parameters are aggregated: ``"all"``; ``"shared"``, those that more than one
+            task reaches, so that heads keep their own gradient; or a name pattern
+            (``"encoder.*"``), or several.
+        groups: ``None`` for one aggregation, or ``"layer"`` for one per module.
+        accumulation: With ``accumulate_grad_batches``, aggregate every micro-``"batch"``, or the
+            Jacobian of the whole ``"step"``, which equals a step on the big batch and keeps its
+            rows, (m, n) numbers, until then.
+        nonfinite: ``"raise"`` an error that names the objective and the batch if a loss or its
+            gradient is NaN or infinite, or ``"skip"`` the objective and count it.
+        memory: ``"fast"``, or ``"low"`` to spend another backward pass instead of keeping
+            activation gradients.
+        log: Whether to log what the objectives do to each other, as ``jd/...``: ``True``, or a dict
+            with some of ``every_n_steps``, ``per_group``, ``progress_bar``, ``figures`` and
+            ``stationarity``. Also ``aggregator="mean"`` shows the conflict.
+
+    Attributes:
+        report: What the last update was made of (Gramian, weights, ...); ``None`` before.
+        skipped: The number of objectives that ``nonfinite="skip"`` has left out.
+
+    Raises:
+        ArgumentError: If an argument is not one of its values.
+        UnknownNameError: If there is no such aggregator.
+    """
+
+    #: Prints a line on the first process; each package brings its own.
+    _inform: ClassVar[Callable[[str], object]] = print
+
+    def __init__(
+        self,
+        aggregator: str | dict[str, Any] | Aggregator = "upgrad",
+        rows: RowsOption | None = None,
+        params: str | list[str] | Callable[..., bool] = "all",
+        groups: str | Callable[..., Any] | None = None,
+        accumulation: Accumulation = "batch",
+        nonfinite: Nonfinite = "raise",
+        memory: Memory = "fast",
+        log: bool | dict[str, Any] = False,
+    ) -> None:
+        super().__init__()
+        self._monitor = Monitor.of(log)
+        self.settings = Settings(
+            aggregator=resolve(aggregator),
+            rows=rows,
+            params=params,
+            groups=groups,  # type: ignore[arg-type]  # a string here, checked where it is used
+            accumulation=accumulation,
+            nonfinite=nonfinite,
+            memory=memory,
+        )
+        self._fresh = deepcopy(self.settings.aggregator.state_dict())
+        self._session: Session | None = None
+        self._patch: Patch | None = None
+        self._skipped_before = 0
+        self._owner: weakref.ref[Any] | None = None
+        self._idle = False
+
+    @classmethod
+    def of(cls, spec: Any, owner: Any = None) -> Any:
+        """Build the callback from what a module may put in ``jacobian_descent``.
+
+        Args:
+            spec: An aggregator (name or object), a dict of the arguments of this class, or a
+                callback.
+            owner: The module that it is for; the callback does nothing for others.
+        """
+        if isinstance(spec, DescentCallback):
+            callback = spec
+        elif isinstance(spec, Mapping) and "name" not in spec:
+            callback = cls(**spec)
+        else:
+            callback = cls(spec)
+        callback._owner = None if owner is None else weakref.ref(owner)
+        return callback
+
+    @property
+    def report(self) -> Report | None:
+        """What the last update was made of."""
+        return None if self._session is None else self._session.report
+
+    @property
+    def skipped(self) -> int:
+        """The number of objectives that were left out because they were not finite."""
+        return self._skipped_before + (0 if self._session is None else self._session.skipped)
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Step in front of two methods of the strategy."""
+        if stage != "fit" or self._patch is not None:
+            return
+        self._idle = not self._concerns(pl_module)
+        if self._idle:
+            return
+        self._check_alone(trainer, pl_module)
+        check_supported(trainer, pl_module, self.settings)
+        if trainer.global_step == 0:  # a new run; one that is resumed loads its state later
+            self._restart()
+        strategy = trainer.strategy
+        session = self._session = Session(self.settings, type(self)._inform)
+        self._patch = Patch(
+            strategy,
+            {
+                "training_step": partial(session.training_step, strategy),
+                "backward": partial(session.backward, strategy),
+                # Called at every end of a fit, also where callbacks are not (in the lr finder).
+                "teardown": self._before_strategy_teardown,
+            },
+        )
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Give the strategy its methods back."""
+        self._undo()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Give the strategy its methods back."""
+        self._undo()
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Take the time, for the log."""
+        if self._monitor is not None:
+            self._monitor.before_batch()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        """Log what the update was made of."""
+        if self._monitor is not None and self._session is not None:
+            self._monitor.after_batch(trainer, pl_module, self._session)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Refuse to go on if there has never been anything to aggregate."""
+        if self._monitor is not None:
+            self._monitor.after_epoch(trainer)
+        session = self._session
+        if session is not None and session.batches > 0 and session.steps == 0:
+            raise SetupError(
+                "Jacobian descent must get several losses from `training_step` or "
+                f"`manual_backward`, got none in the whole epoch of {session.batches} batches. "
+                "Return the vector, list or dict of losses itself (as the output or under the "
+                "key 'loss'), or remove JacobianDescent."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs, in types that ``weights_only=True`` can load."""
+        if self._idle:  # another module is trained, and may have a callback of its own
+            return {}
+        return {
+            "name": _name(self.settings.aggregator),
+            "aggregator": dict(self.settings.aggregator.state_dict()),
+            "skipped": self.skipped,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was taken."""
+        name = _name(self.settings.aggregator)
+        self._skipped_before = state_dict["skipped"]
+        if state_dict["name"] == name:
+            self.settings.aggregator.load_state_dict(state_dict["aggregator"])
+        else:
+            type(self)._inform(
+                f"Jacobian descent continues with {name}; the checkpoint was written with "
+                f"{state_dict['name']}, whose state is not used."
+            )
+
+    def _concerns(self, module: Any) -> bool:
+        return self._owner is None or self._owner() is module
+
+    def _check_alone(self, trainer: Any, module: Any) -> None:
+        others = [
+            callback
+            for callback in trainer.callbacks
+            if isinstance(callback, DescentCallback)
+            and callback is not self
+            and callback._concerns(module)
+        ]
+        if others:
+            raise SetupError(
+                "Jacobian descent must be asked for once, got it "
+                f"{1 + len(others)} times. Keep one of: the callback JacobianDescent, the strategy "
+                "'jd' or 'jd_ddp', the flag `jacobian_descent` of the module."
+            )
+
+    def _restart(self) -> None:
+        self.settings.aggregator.load_state_dict(deepcopy(self._fresh))
+        self._skipped_before = 0
+
+    def _before_strategy_teardown(self, original: Callable[[], None]) -> None:
+        self._undo()
+        original()
+
+    def _undo(self) -> None:
+        if self._patch is not None:
+            self._patch.undo()
+            self._patch = None
+        if self._session is not None:
+            self._session.forget()
+
+
+def _name(aggregator: Aggregator) -> str:
+    return aggregator.name or type(aggregator).__name__

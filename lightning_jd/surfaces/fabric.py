@@ -1,0 +1,102 @@
+"""Jacobian descent with Fabric: the line that replaces ``fabric.backward(loss)``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning_jd.aggregators import AggregatorSpec, resolve
+from lightning_jd.core import Groups, Report
+from lightning_jd.engines import Losses, Parameters, Select, named_parameters_of
+from lightning_jd.errors import SetupError
+from lightning_jd.surfaces._output import objectives_of
+from lightning_jd.surfaces._precision import full_precision, loss_scale
+from lightning_jd.surfaces._settings import Memory, Nonfinite, RowsOption, Settings
+from lightning_jd.surfaces._step import compute_step
+
+__all__ = ["backward"]
+
+_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
+
+
+def backward(
+    fabric: Any,
+    losses: Losses,
+    params: Parameters,
+    aggregator: AggregatorSpec = "upgrad",
+    *,
+    rows: RowsOption | None = None,
+    select: Select = "all",
+    groups: Groups = None,
+    nonfinite: Nonfinite = "raise",
+    memory: Memory = "fast",
+) -> Report:
+    """Aggregate the gradients of several losses into ``.grad``, under any precision of Fabric.
+
+    The arguments after ``fabric`` are those of :func:`lightning_jd.backward`; ``rows`` and
+    ``nonfinite`` are those of :class:`~lightning_jd.JacobianDescent`. Pass an aggregator, not its
+    name, if it has a state (random ones have) that must live longer than one call.
+
+    Args:
+        fabric: The Fabric object, on one device or with ``strategy="ddp"``.
+        losses: The losses, computed from a model that ``fabric.setup`` has returned.
+        params: That model, or parameters.
+        aggregator: The method.
+        rows: What a loss is, if not what its type says.
+        select: The parameters that are aggregated.
+        groups: How parameters are grouped.
+        nonfinite: What to do with losses and gradients that are NaN or infinite.
+        memory: What to save, time or memory.
+
+    Returns:
+        Gramian, weights, the path that each parameter took, and milliseconds.
+
+    Raises:
+        SetupError: If the strategy of ``fabric`` is another one.
+        NonFiniteError: If a loss or gradient is NaN or infinite, unless that is to be skipped.
+    """
+    _check_supported(fabric)
+    settings = Settings(
+        resolve(aggregator), rows, select, groups, nonfinite=nonfinite, memory=memory
+    )
+    # What `setup` returns wraps the model, whose names are the ones that patterns are about.
+    named = named_parameters_of(getattr(params, "_original_module", params))
+    objectives = objectives_of(losses, rows)
+    scale = loss_scale(fabric.strategy.precision, fabric.device, objectives.m)
+    with _inside_backward(fabric), full_precision(fabric.device):
+        update = compute_step(objectives, named, settings, scale).update
+    fabric.backward(update.surrogate())
+    return update.report
+
+
+def _check_supported(fabric: Any) -> None:
+    strategy = fabric.strategy
+    if not {cls.__name__ for cls in type(strategy).__mro__} & set(_STRATEGIES):
+        raise SetupError(
+            "Jacobian descent with Fabric must run on one device or with strategy='ddp', got "
+            f"{type(strategy).__name__}."
+        )
+    if getattr(strategy, "_ddp_kwargs", {}).get("static_graph"):
+        raise SetupError(
+            "Jacobian descent cannot work with `static_graph=True`: it sends its first reduction "
+            "when losses are differentiated, before their weights are known. Leave it out."
+        )
+
+
+@contextmanager
+def _inside_backward(fabric: Any) -> Iterator[None]:
+    """Tell Fabric that differentiating is on purpose.
+
+    Where the precision scales losses, Fabric raises if somebody differentiates outside of
+    ``fabric.backward``, lest the scale be forgotten. We differentiate scaled losses.
+    """
+    package = type(fabric).__module__.rpartition(".")[0]  # lightning.fabric or lightning_fabric
+    wrappers: Any = sys.modules[f"{package}.wrappers"]
+    before = wrappers._in_fabric_backward
+    wrappers._in_fabric_backward = True
+    try:
+        yield
+    finally:
+        wrappers._in_fabric_backward = before

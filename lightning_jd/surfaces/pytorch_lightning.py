@@ -1,0 +1,40 @@
+"""The surfaces for ``import pytorch_lightning``."""
+
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+from pytorch_lightning.utilities import rank_zero_info
+
+from lightning_jd.surfaces.callback import DescentCallback
+from lightning_jd.surfaces.flag import FlagCallback
+from lightning_jd.surfaces.module import JDModuleMixin
+from lightning_jd.surfaces.report_callback import ReportCallback
+from lightning_jd.surfaces.strategies import DescentStrategy, OnOneDevice
+
+__all__ = ["JDDDPStrategy", "JDFlag", "JDModuleMixin", "JDReport", "JDStrategy", "JacobianDescent"]
+
+
+class JacobianDescent(DescentCallback, Callback):  # noqa: D101
+    __doc__ = DescentCallback.__doc__
+    _inform = staticmethod(rank_zero_info)
+
+
+class JDFlag(FlagCallback, Callback):  # noqa: D101
+    __doc__ = FlagCallback.__doc__
+
+
+class JDReport(ReportCallback, Callback):  # noqa: D101
+    __doc__ = ReportCallback.__doc__
+
+
+class JDStrategy(DescentStrategy, OnOneDevice, SingleDeviceStrategy):
+    """Jacobian descent on one device: ``Trainer(strategy="jd")``."""
+
+    strategy_name = "jd"
+    _callback_class = JacobianDescent
+
+
+class JDDDPStrategy(DescentStrategy, DDPStrategy):
+    """Jacobian descent on several devices: ``Trainer(strategy="jd_ddp")``."""
+
+    strategy_name = "jd_ddp"
+    _callback_class = JacobianDescent

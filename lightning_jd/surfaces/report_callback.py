@@ -1,0 +1,152 @@
+"""JDReport without the base class of either of Lightning's packages."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning_jd.errors import ArgumentError, SetupError
+from lightning_jd.metrics import PairwiseCosine
+from lightning_jd.report import RUN_FILE, Cosines, Run, page
+from lightning_jd.surfaces._observe import StepClock, is_due, steps_done, tasks_of, values_of
+from lightning_jd.surfaces._session import Session
+from lightning_jd.surfaces.callback import DescentCallback
+
+_SECONDS = 30.0  # between two pages while a run goes on
+
+
+class ReportCallback:
+    """Writes one self-contained HTML page about a run with Jacobian descent.
+
+    It needs :class:`~lightning_jd.JacobianDescent` (or one of its other spellings) in the same
+    Trainer; with ``aggregator="mean"`` it shows the conflict of ordinary training. The page,
+    ``jd_report.html``, and its numbers, ``jd_run.json``, are written at the end of epochs (at most
+    twice a minute), at the end of the fit, and when an error ends it. A resumed run continues its
+    curves.
+
+    Args:
+        folder: Where to write; the Trainer's ``log_dir`` (or ``default_root_dir``) unless given.
+        every_n_steps: Look at every so many steps.
+        stationarity: The distance to weak stationarity too, at the price of a small program that
+            is solved on the host.
+        title: The heading of the page.
+
+    Raises:
+        ArgumentError: If ``every_n_steps`` is not positive.
+    """
+
+    def __init__(
+        self,
+        folder: str | None = None,
+        every_n_steps: int = 10,
+        stationarity: bool = True,
+        title: str = "Jacobian descent report",
+    ) -> None:
+        super().__init__()
+        if every_n_steps < 1:
+            raise ArgumentError(f"`every_n_steps` must be at least 1, got {every_n_steps}.")
+        self.folder = folder
+        self.every_n_steps = every_n_steps
+        self.stationarity = stationarity
+        self.title = title
+        self._run = Run()
+        self._cosines: PairwiseCosine | None = None
+        self._clock = StepClock()
+        self._seen = 0
+        self._written = -math.inf
+
+    @property
+    def run(self) -> Run:
+        """What was recorded so far."""
+        if self._cosines is not None:
+            rows = self._cosines.compute().tolist()
+            known = [[None if math.isnan(value) else value for value in row] for row in rows]
+            self._run.cosines = Cosines(list(self._cosines.names), known)
+        return self._run
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Find the callback that does the work."""
+        if trainer.global_step == 0:  # a new run; one that is resumed has loaded its state
+            self._run, self._cosines = Run(), None
+        session = self._session(trainer)
+        if session is None:
+            raise SetupError(
+                "JDReport must have something to report on, got a Trainer without Jacobian "
+                "descent. Add JacobianDescent('upgrad') to the callbacks, or "
+                "JacobianDescent('mean') to see the conflict of ordinary training."
+            )
+        aggregator = session.settings.aggregator
+        self._run.aggregator = aggregator.name or type(aggregator).__name__
+        self._seen = session.steps
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Take the time."""
+        self._clock.start()
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Record the update of this batch, if there was one and it is its turn."""
+        session = self._session(trainer)
+        if session is None or session.report is None or session.steps == self._seen:
+            return
+        self._seen = session.steps
+        report = session.report
+        if not report.names or not is_due(trainer, self.every_n_steps):
+            return
+        shares = self._clock.shares(report)
+        values = values_of(session, report, stationarity=self.stationarity)
+        self._run.add(steps_done(trainer), shares | values)
+        if (tasks := tasks_of(session)) is not None:
+            if self._cosines is None:
+                self._cosines = PairwiseCosine(tasks.names, sync_on_compute=False)
+            elif not set(tasks.names) <= set(self._cosines.names):
+                self._cosines = self._cosines.extended(tasks.names)
+            self._cosines.to(report.gramian.device).update(report.gramian, tasks.names)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write the page, unless that was only just done."""
+        if time.monotonic() - self._written > _SECONDS:
+            self._write(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write the page."""
+        self._write(trainer)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Write what there is: a run that failed is one to look at."""
+        self._write(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The curves so far, in types that ``weights_only=True`` can load."""
+        cosines = self._cosines
+        return {
+            "run": self.run.to_dict(),
+            "cosines": None
+            if cosines is None
+            else {"total": cosines.total.cpu(), "count": cosines.count.cpu()},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the curves of a checkpoint."""
+        self._run = Run.from_dict(state_dict["run"])
+        if state_dict["cosines"] is not None and self._run.cosines is not None:
+            self._cosines = PairwiseCosine(self._run.cosines.names, sync_on_compute=False)
+            self._cosines.total.copy_(state_dict["cosines"]["total"])
+            self._cosines.count.copy_(state_dict["cosines"]["count"])
+
+    def _session(self, trainer: Any) -> Session | None:
+        for callback in trainer.callbacks:
+            if isinstance(callback, DescentCallback) and callback._session is not None:
+                return callback._session
+        return None
+
+    def _write(self, trainer: Any) -> None:
+        if not trainer.is_global_zero or not self._run.tracks:
+            return
+        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._written = time.monotonic()
+        run = self.run
+        run.write(folder / RUN_FILE)
+        (folder / "jd_report.html").write_text(page(run, self.title), encoding="utf-8")

@@ -1,0 +1,207 @@
+"""What all aggregators have in common: shapes, scales, dtypes, one row, and clear errors."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+from lightning_jd.aggregators import (
+    MGDA,
+    Aggregator,
+    CAGrad,
+    Constant,
+    DualProj,
+    GramianAggregator,
+    Mean,
+    NashMTL,
+    UPGrad,
+    available,
+)
+from lightning_jd.errors import ArgumentError, NonFiniteError, ShapeError
+from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians, size
+from tests.helpers.properties import of_definition, worst_conflict
+
+CLASSES = available()
+WEIGHTED = {name: cls for name, cls in CLASSES.items() if issubclass(cls, GramianAggregator)}
+every_aggregator = pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
+every_weighted = pytest.mark.parametrize("cls", WEIGHTED.values(), ids=WEIGHTED)
+
+# All but one are homogeneous of degree one: the update is as long as the gradients.
+HOMOGENEITY = dict.fromkeys(CLASSES, 1) | {"nashmtl": 0}
+ONE_ROW = dict.fromkeys(CLASSES, torch.tensor([3.0, -4.0], dtype=torch.float64)) | {
+    "cagrad": 1.5 * torch.tensor([3.0, -4.0], dtype=torch.float64),  # (1 + c) g
+    "nashmtl": torch.tensor([0.6, -0.8], dtype=torch.float64),  # epsilon g / |g|
+}
+
+
+@every_aggregator
+def test_one_row_comes_back(cls: type[Aggregator]) -> None:
+    aggregator = of_definition(cls, 1)
+    assert_close(aggregator(MATRICES["one_row"]), ONE_ROW[cls.name], rtol=1e-12, atol=0)
+
+
+@every_aggregator
+@pytest.mark.parametrize("m", [1, 4])
+def test_no_gradient_gives_no_update(cls: type[Aggregator], m: int) -> None:
+    d = of_definition(cls, m)(torch.zeros(m, 3))
+    assert_close(d, torch.zeros(3), rtol=0, atol=0)
+
+
+@every_aggregator
+@EXAMPLES
+@given(J=jacobians())
+def test_the_update_is_finite_at_any_shape_rank_and_scale(cls: type[Aggregator], J: Tensor) -> None:
+    assert bool(of_definition(cls, len(J))(J).isfinite().all())
+
+
+@every_weighted
+@EXAMPLES
+@given(J=jacobians(max_m=4), exponent=st.sampled_from([-8, 8]))
+def test_no_threshold_is_absolute(cls: type[GramianAggregator], J: Tensor, exponent: int) -> None:
+    # A power of two is exact, so that also decisions next to a threshold must be the same.
+    factor = 2.0 ** (3 * exponent)
+    scaled = of_definition(cls, len(J))(factor * J)
+    expected = factor ** HOMOGENEITY[cls.name] * of_definition(cls, len(J))(J)
+    assert (scaled - expected).norm() <= 1e-9 * expected.norm().maximum(1e-6 * size(factor * J))
+
+
+@every_aggregator
+@pytest.mark.parametrize("factor", [1e-8, 1e8])
+def test_small_and_large_gradients_are_treated_alike(cls: type[Aggregator], factor: float) -> None:
+    J = MATRICES["full_rank_5x9"]
+    expected = factor ** HOMOGENEITY[cls.name] * of_definition(cls, 5)(J)
+    assert_close(of_definition(cls, 5)(factor * J), expected, rtol=1e-9, atol=0)
+
+
+@every_aggregator
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_the_update_has_the_dtype_of_the_jacobian(
+    cls: type[Aggregator], dtype: torch.dtype
+) -> None:
+    J = MATRICES["full_rank_5x9"].to(dtype)
+    d = of_definition(cls, 5)(J)
+    assert d.dtype == dtype
+    tolerance = 1e-2 if dtype.itemsize == 2 else 1e-5  # the last rounding, to the dtype
+    assert_close(d.double(), of_definition(cls, 5)(J.double()), rtol=tolerance, atol=tolerance)
+
+
+@every_weighted
+def test_weights_have_the_dtype_of_the_gramian(cls: type[GramianAggregator]) -> None:
+    J = MATRICES["full_rank_5x9"].float()
+    assert of_definition(cls, 5).weights(J @ J.T).dtype == torch.float32  # type: ignore[attr-defined]
+
+
+@every_aggregator
+def test_autocast_does_not_lower_the_precision(cls: type[Aggregator]) -> None:
+    J = MATRICES["full_rank_5x9"].float()
+    expected = of_definition(cls, 5)(J)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(of_definition(cls, 5)(J), expected)
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("cls", [UPGrad, DualProj, MGDA, NashMTL], ids=lambda cls: cls.name)
+def test_no_conflict_in_single_precision(cls: type[Aggregator], name: str) -> None:
+    J = MATRICES[name].float()
+    assert worst_conflict(of_definition(cls, len(J)), J) <= 1e-5
+
+
+@every_aggregator
+def test_the_update_carries_no_graph(cls: type[Aggregator]) -> None:
+    J = MATRICES["full_rank_5x9"].clone().requires_grad_()
+    assert not of_definition(cls, 5)(J).requires_grad
+
+
+@every_aggregator
+def test_the_arguments_are_shown(cls: type[Aggregator]) -> None:
+    assert repr(of_definition(cls, 2)).startswith(f"{cls.__name__}(")
+    assert repr(UPGrad([1, 2])) == "UPGrad(preference=(1.0, 2.0), reg=0.0001, solver='auto')"
+    assert repr(Constant([1, 2])) == "Constant(weights=(1.0, 2.0))"
+
+
+@every_aggregator
+def test_a_vector_is_refused_with_its_shape(cls: type[Aggregator]) -> None:
+    with pytest.raises(ShapeError, match=r"`jacobian` must have shape \(m, n\), got \(3,\)"):
+        of_definition(cls, 3)(torch.ones(3))
+
+
+@every_aggregator
+def test_a_jacobian_without_rows_is_refused(cls: type[Aggregator]) -> None:
+    with pytest.raises(ShapeError, match=r"`jacobian` must have at least one row"):
+        of_definition(cls, 1)(torch.ones(0, 3))
+
+
+@every_aggregator
+def test_non_finite_rows_are_named(cls: type[Aggregator]) -> None:
+    J = torch.ones(4, 3)
+    J[1, 0], J[3, 2] = torch.nan, torch.inf
+    with pytest.raises(NonFiniteError, match=r"`jacobian` must be finite, .* row\(s\) 1, 3 of 4"):
+        of_definition(cls, 4)(J)
+
+
+def test_a_gramian_that_overflows_is_refused_although_the_jacobian_is_finite() -> None:
+    J = torch.tensor([[1.0, 2.0], [1e30, 0.0]])
+    with pytest.raises(NonFiniteError, match=r"`gramian` must be finite, .* row\(s\) 1 of 2"):
+        Mean()(J)
+
+
+@every_weighted
+def test_a_gramian_must_be_square_and_finite(cls: type[GramianAggregator]) -> None:
+    aggregator = of_definition(cls, 2)
+    assert isinstance(aggregator, GramianAggregator)
+    with pytest.raises(ShapeError, match=r"`gramian` must be square, got shape \(2, 3\)"):
+        aggregator.weights(torch.ones(2, 3))
+    with pytest.raises(NonFiniteError, match=r"`gramian` must be finite, .* row\(s\) 0, 1 of 2"):
+        aggregator.weights(torch.tensor([[1.0, torch.nan], [torch.nan, 1.0]]))
+
+
+@pytest.mark.parametrize("cls", [UPGrad, DualProj])
+@pytest.mark.parametrize("preference", [[1.0, 0.0], [1.0, -2.0], [1.0, float("nan")], []])
+def test_a_preference_must_be_positive(
+    cls: type[UPGrad | DualProj], preference: list[float]
+) -> None:
+    with pytest.raises(ArgumentError, match=r"`preference` must be positive numbers, .* got \["):
+        cls(preference)
+
+
+@pytest.mark.parametrize("cls", [UPGrad, DualProj])
+def test_a_preference_must_have_one_entry_per_objective(cls: type[UPGrad | DualProj]) -> None:
+    with pytest.raises(ShapeError, match=r"`preference` must .* per objective \(3\), got 2\."):
+        cls([1.0, 2.0]).weights(torch.eye(3))
+
+
+@pytest.mark.parametrize("cls", [UPGrad, DualProj])
+@pytest.mark.parametrize("reg", [-1e-4, float("nan"), float("inf")])
+def test_reg_must_not_be_negative(cls: type[UPGrad | DualProj], reg: float) -> None:
+    with pytest.raises(ArgumentError, match=r"`reg` must be at least 0 and finite, got "):
+        cls(reg=reg)
+
+
+@pytest.mark.parametrize("c", [-0.1, 1.0, 2.0, float("nan")])
+def test_c_must_be_in_its_range(c: float) -> None:
+    with pytest.raises(ArgumentError, match=r"`c` must be at least 0 and less than 1, got "):
+        CAGrad(c)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan")])
+def test_epsilon_must_be_positive(epsilon: float) -> None:
+    with pytest.raises(ArgumentError, match=r"`epsilon` must be positive and finite, got "):
+        NashMTL(epsilon)
+
+
+@pytest.mark.parametrize("weights", [[], [1.0, float("nan")]])
+def test_constant_weights_must_be_finite(weights: list[float]) -> None:
+    with pytest.raises(ArgumentError, match=r"`weights` must be finite numbers, .* got \["):
+        Constant(weights)
+
+
+def test_constant_weights_must_be_as_many_as_the_objectives() -> None:
+    with pytest.raises(ShapeError, match=r"`weights` must .* per objective \(3\), got 2\."):
+        Constant([1.0, 2.0]).weights(torch.eye(3))
+
+
+def test_integers_are_refused_with_their_dtype() -> None:
+    with pytest.raises(ShapeError, match=r"`jacobian` must be floating-point, got torch.int64"):
+        Mean()(torch.ones(2, 2, dtype=torch.int64))

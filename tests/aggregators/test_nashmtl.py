@@ -1,0 +1,71 @@
+"""Nash-MTL by the equation that characterises the bargaining solution."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+from lightning_jd.aggregators import MGDA, NashMTL
+from tests.helpers.gramians import FAMILIES
+from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians, normal
+
+STATIONARY = ["stationary", "opposite_rows", "zero_row", "zero", "paper_pcgrad", "paper_mean"]
+
+
+@EXAMPLES
+@given(J=jacobians(), epsilon=st.sampled_from([0.1, 1.0, 30.0]))
+def test_every_objective_gains_the_same_share_or_the_point_is_stationary(
+    J: Tensor, epsilon: float
+) -> None:
+    G = J @ J.T
+    w = NashMTL(epsilon).weights(G)
+    if bool((w == 0).all()):
+        scaled = J / J.norm(dim=1, keepdim=True).clamp(min=1e-300)
+        assert MGDA()(scaled).norm() <= 1e-6
+    else:
+        assert bool((w > 0).all())
+        share = torch.full_like(w, epsilon**2 / len(J))
+        assert_close(w * (G @ w), share, rtol=1e-6, atol=0)
+        assert_close(float((J.T @ w).norm()), epsilon, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    "family", ["gaussian", "conflicting", "low_rank", "cnn_like", "wild_norms"]
+)
+@pytest.mark.parametrize("m", [2, 8, 64])
+def test_the_equation_holds_on_the_shared_gramians(family: str, m: int) -> None:
+    G = FAMILIES[family](m, 1)
+    w = NashMTL().weights(G)
+    assert_close(w * (G @ w), torch.full_like(w, 1 / m), rtol=1e-9, atol=0)
+
+
+def test_no_feasible_direction_has_a_larger_product_of_gains() -> None:
+    J = MATRICES["strongly_conflicting"]
+    best = (J @ NashMTL()(J)).log().sum()
+    for seed in range(200):
+        d = NashMTL()(J) + 0.1 * normal(seed, 1, 9)[0]
+        gains = J @ (d / d.norm())
+        assert bool((gains <= 0).any()) or gains.log().sum() <= best
+
+
+def test_two_rows_meet_in_the_middle() -> None:
+    J = MATRICES["conflicting_pair"]
+    units = J / J.norm(dim=1, keepdim=True)
+    expected = units.sum(dim=0) / units.sum(dim=0).norm()
+    assert_close(NashMTL()(J), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", STATIONARY)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_at_a_stationary_point_nothing_moves(name: str, dtype: torch.dtype) -> None:
+    J = MATRICES[name].to(dtype)
+    assert_close(NashMTL()(J), torch.zeros_like(J[0]), rtol=0, atol=0)
+
+
+def test_next_to_a_stationary_point_every_objective_still_gains() -> None:
+    for tilt in (1e-2, 1e-4, 1e-6):
+        J = torch.tensor([[1.0, tilt, 0.0], [-1.0, tilt, 0.0], [0.0, 1.0, 1.0]]).double()
+        gains = J @ NashMTL()(J)
+        assert bool((gains > 0).all())

@@ -1,0 +1,152 @@
+"""From a name, a dictionary or an object to an aggregator."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from lightning_jd.aggregators import (
+    Aggregator,
+    CAGrad,
+    FromFunction,
+    GramianAggregator,
+    Mean,
+    UPGrad,
+    _registry,
+    available,
+    register,
+    resolve,
+)
+from lightning_jd.errors import ArgumentError, ShapeError, UnknownNameError
+
+NAMES = [
+    *("alignedmtl", "cagrad", "constant", "dualproj", "graddrop", "imtlg", "mean", "mgda"),
+    *("nashmtl", "pcgrad", "rgw", "sum", "upgrad"),
+]
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a test registers is forgotten afterwards."""
+    monkeypatch.setattr(_registry, "_CLASSES", available())
+
+
+def test_the_methods_of_the_paper_are_available_by_name() -> None:
+    ours = {name: cls for name, cls in available().items() if "tests" not in cls.__module__}
+    assert set(NAMES) <= set(ours)
+    assert all(name == cls.name == cls.__name__.lower() for name, cls in ours.items())
+
+
+def test_available_is_a_copy() -> None:
+    available().clear()
+    assert available()
+
+
+def test_every_name_resolves_to_its_class() -> None:
+    for name in set(NAMES) - {"constant"}:
+        assert type(resolve(name)) is available()[name]
+
+
+def test_a_mapping_gives_the_arguments() -> None:
+    aggregator = resolve({"name": "cagrad", "c": 0.4})
+    assert isinstance(aggregator, CAGrad)
+    assert aggregator.c == 0.4
+
+
+def test_an_aggregator_is_itself_and_a_class_is_called() -> None:
+    aggregator = Mean()
+    assert resolve(aggregator) is aggregator
+    assert isinstance(resolve(UPGrad), UPGrad)
+
+
+def test_a_function_of_the_gramian_is_an_aggregator() -> None:
+    aggregator = resolve(lambda gramian: 1 / gramian.diagonal())
+    assert isinstance(aggregator, FromFunction)
+    assert_close(aggregator(torch.tensor([[2.0, 0.0], [0.0, 4.0]])), torch.tensor([0.5, 0.25]))
+
+
+def test_a_function_must_return_one_weight_per_objective() -> None:
+    with pytest.raises(
+        ShapeError, match=r"must return one weight per objective, shape \(3,\), got shape \(3, 3\)"
+    ):
+        FromFunction(lambda gramian: gramian).weights(torch.eye(3))
+
+
+@pytest.mark.usefixtures("registry")
+def test_users_register_their_own() -> None:
+    @register
+    class Smallest(GramianAggregator):
+        def __init__(self, power: float = 1.0) -> None:
+            super().__init__()
+            self.power = power
+
+        def weights(self, gramian: Tensor) -> Tensor:
+            return gramian.diagonal().pow(-self.power).softmax(dim=0)
+
+    assert available()["smallest"] is Smallest
+    assert repr(resolve({"name": "smallest", "power": 2.0})) == "Smallest(power=2.0)"
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_class_may_choose_its_name_and_be_defined_again() -> None:
+    def define() -> type[Aggregator]:
+        @register
+        class Median(Aggregator):
+            name = "my-median"
+
+            def aggregate(self, jacobian: Tensor) -> Tensor:
+                return jacobian.median(dim=0).values
+
+        return Median
+
+    define()
+    again = define()
+    assert available()["my-median"] is again
+    assert_close(resolve("my-median")(torch.tensor([[1.0], [9.0], [2.0]])), torch.tensor([2.0]))
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_name_that_is_taken_is_refused() -> None:
+    with pytest.raises(
+        ArgumentError, match=r"must be new, got 'mean', which is .*_mean\.Mean\. Set `name` in Mean"
+    ):
+        register(type("Mean", (Mean,), {}))
+
+
+def test_an_incomplete_class_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"must define weights, Incomplete does not"):
+        register(type("Incomplete", (GramianAggregator,), {}))
+
+
+def test_an_unknown_name_lists_what_exists() -> None:
+    with pytest.raises(
+        UnknownNameError, match=r"`aggregator` must be one of 'alignedmtl', .*'upgrad', got 'upgrd'"
+    ):
+        resolve("upgrd")
+
+
+def test_a_mapping_without_a_name_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r'must have a "name", got \{\'c\': 0\.4\}\. Write'):
+        resolve({"c": 0.4})
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            {"name": "cagrad", "radius": 0.4},
+            r"must be those of CAGrad\(c: float = 0\.5\), got \{'radius': 0\.4\}: .* 'radius'\. "
+            r'Write \{"name": "cagrad", "c": \.\.\.\}',
+        ),
+        ("constant", r"must be those of Constant\(weights: .*\), got \{\}: missing .* 'weights'"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_shown_with_the_signature(spec: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        resolve(spec)
+
+
+@pytest.mark.parametrize("spec", [3, None, int])
+def test_anything_else_is_refused(spec: object) -> None:
+    with pytest.raises(ArgumentError, match=r"`aggregator` must be a name, a mapping .* got "):
+        resolve(spec)  # type: ignore[arg-type]

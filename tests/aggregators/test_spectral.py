@@ -1,0 +1,94 @@
+"""IMTL-G and Aligned-MTL: their equations, the pseudo-inverse, and the decision about the rank."""
+
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+from torch.testing import assert_close
+
+from lightning_jd.aggregators import IMTLG, AlignedMTL
+from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians, matrix, normal, with_norms
+
+
+@pytest.mark.parametrize("name", ["full_rank_5x9", "conflicting_pair", "huge", "uneven_norms"])
+def test_imtlg_projects_equally_on_independent_rows(name: str) -> None:
+    J = MATRICES[name]
+    projections = (J / J.norm(dim=1, keepdim=True)) @ IMTLG()(J)
+    assert_close(projections, projections.mean().expand(len(J)), rtol=1e-9, atol=0)
+    assert_close(float(IMTLG().weights(J @ J.T).sum()), 1.0, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize(
+    "name", ["rank_two", "more_rows_than_columns", "duplicate_rows", "zero_row", "paper_rgw"]
+)
+def test_imtlg_of_dependent_rows_is_that_of_the_pseudo_inverse(name: str) -> None:
+    J = MATRICES[name]
+    v = torch.linalg.pinv(J @ J.T, rtol=1e-12) @ J.norm(dim=1)
+    assert_close(IMTLG().weights(J @ J.T), v / v.sum(), rtol=1e-8, atol=1e-12)
+
+
+def test_imtlg_on_the_examples_of_the_paper() -> None:
+    J = MATRICES["paper_imtlg_conflict"]
+    assert_close(IMTLG().weights(J @ J.T), matrix([-1.0, 1.0, 1.0])[0], rtol=1e-9, atol=0)
+    a = 3.0
+    J = matrix([a, 0.0], [0.0, 1.0])
+    assert_close(IMTLG()(J), torch.full((2,), 1 / (1 / a + 1)).double(), rtol=1e-7, atol=0)
+
+
+def test_imtlg_is_zero_where_its_weights_cannot_sum_to_one() -> None:
+    J = MATRICES["opposite_rows"]
+    assert_close(IMTLG()(J), torch.zeros_like(J[0]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_imtlg_bears_norms_that_differ(dtype: torch.dtype) -> None:
+    J = with_norms(normal(0, 4, 9), 1e-4, 1.0, 1e2, 1e4).to(dtype)
+    G = J.double() @ J.double().T
+    expected = torch.linalg.solve(G, J.double().norm(dim=1))
+    weights = IMTLG().weights(G.to(dtype)).double()
+    assert_close(weights, expected / expected.sum(), rtol=1e-4, atol=1e-12)
+
+
+@pytest.mark.parametrize("factor", [1e-10, 1.0, 1e10])
+def test_the_rank_for_imtlg_does_not_depend_on_the_norms(factor: float) -> None:
+    # Twice the same direction at very different norms, and an independent one: rank two.
+    J = matrix([1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 1.0, 0.0]) * torch.tensor(
+        [[1.0], [1.0], [factor]]
+    )
+    # With F = [[1, 0], [0, 1], [0, f]] and norms F (1, 1): v is the shortest with Fᵀ v = (1, 1).
+    v = torch.tensor([1.0, 1 / (1 + factor**2), factor / (1 + factor**2)], dtype=J.dtype)
+    assert_close(IMTLG().weights(J @ J.T), v / v.sum(), rtol=1e-6, atol=1e-12)
+
+
+def test_alignedmtl_of_orthogonal_rows_makes_them_as_long_as_the_shortest() -> None:
+    J = MATRICES["orthogonal_rows"]  # norms 3, 1, 1/2
+    expected = J / J.norm(dim=1, keepdim=True) * 0.5
+    assert_close(AlignedMTL()(J), expected.mean(dim=0), rtol=1e-12, atol=0)
+
+
+def test_alignedmtl_on_the_examples_of_the_paper() -> None:
+    J = MATRICES["paper_alignedmtl_conflict"]
+    expected = matrix([3 - 3**0.5, 1 - 3**0.5])[0] / 8
+    assert_close(J @ AlignedMTL()(J), expected, rtol=1e-9, atol=0)
+    for a, length in ((0.9, 0.45), (4.0, 0.5)):
+        d = AlignedMTL()(matrix([1.0, 0.0], [0.0, a]))
+        assert_close(d, torch.full((2,), length).double(), rtol=1e-7, atol=0)
+
+
+@EXAMPLES
+@given(J=jacobians())
+def test_alignedmtl_makes_all_singular_values_equal(J: Tensor) -> None:
+    U, S, Vh = torch.linalg.svd(J, full_matrices=False)
+    nonzero = 1e-6 * S.max() < S
+    if bool((S[~nonzero] > 1e-10 * S.max()).any()) or not bool(nonzero.any()):
+        return  # next to the tolerance either answer is right
+    U, S, Vh = U[:, nonzero], S[nonzero], Vh[nonzero]
+    expected = S.min() * (U.mean(dim=0) @ Vh)
+    assert (AlignedMTL()(J) - expected).norm() <= 1e-4 * S.min()
+
+
+def test_the_rank_tolerance_of_alignedmtl_is_as_documented() -> None:
+    # Singular values 1 and s: s counts above sqrt(10 sqrt(2) eps), here 5.6e-8 (float64).
+    below, above = (AlignedMTL()(matrix([1.0, 0.0], [0.0, s])) for s in (5e-8, 6.3e-8))
+    assert_close(below, matrix([0.5, 0.0])[0], rtol=1e-9, atol=1e-12)
+    assert_close(above, matrix([3.15e-8, 3.15e-8])[0], rtol=1e-9, atol=0)

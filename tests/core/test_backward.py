@@ -1,0 +1,250 @@
+"""What `backward` leaves in `.grad`, for every selection, grouping and kind of aggregator."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from lightning_jd.aggregators import GradDrop, Mean, UPGrad
+from lightning_jd.core import backward
+from lightning_jd.engines import jacobian
+from lightning_jd.errors import ArgumentError, GraphError, NonFiniteError
+
+
+class TwoTasks(nn.Module):
+    """A trunk of two layers, a head per task, and a layer that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 4))
+        self.depth = nn.Linear(4, 1)
+        self.edges = nn.Linear(4, 2)
+        self.unused = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = self.trunk(x)
+        return {"depth": self.depth(h).square().mean(), "edges": self.edges(h).square().mean()}
+
+
+@pytest.fixture
+def model() -> TwoTasks:
+    torch.manual_seed(0)
+    return TwoTasks().double()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def grads(model: nn.Module) -> dict[str, Tensor | None]:
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def plain_grads(model: nn.Module, loss: Tensor) -> dict[str, Tensor | None]:
+    """What ordinary training would leave in `.grad`, without touching it."""
+    named = list(model.named_parameters())
+    found = torch.autograd.grad(loss, [p for _, p in named], retain_graph=True, allow_unused=True)
+    return {name: g for (name, _), g in zip(named, found, strict=True)}
+
+
+def test_the_update_is_the_aggregation_of_the_rows(model: TwoTasks, x: Tensor) -> None:
+    losses = model(x)
+    named = [(name, p) for name, p in model.named_parameters() if "unused" not in name]
+    J = jacobian(losses, named)
+    report = backward(losses, model, "upgrad")
+    assert_close(torch.cat([p.grad.flatten() for _, p in named]), UPGrad()(J))
+    assert_close(report.gramian, J @ J.T)
+    assert_close(report.weights @ J, UPGrad()(J))
+    assert report.names == ("depth", "edges")
+
+
+@pytest.mark.parametrize("memory", ["fast", "low"])
+@pytest.mark.parametrize("kind", ["tasks", "instances", "instances_tasks"])
+def test_the_mean_is_plain_training(model: TwoTasks, x: Tensor, kind: str, memory: str) -> None:
+    output = model.edges(model.trunk(x)).square()
+    losses = {"tasks": list(output.mean(0)), "instances": output.mean(1), "instances_tasks": output}
+    expected = plain_grads(model, output.mean())
+    backward(losses[kind], model, "mean", memory=memory)
+    assert_close(grads(model), expected)
+
+
+def test_one_loss_is_plain_training(model: TwoTasks, x: Tensor) -> None:
+    loss = model(x)["depth"]
+    expected = plain_grads(model, loss)
+    backward(loss, model, "upgrad")
+    assert_close(grads(model), expected)
+
+
+def test_unreached_parameters_keep_no_gradient(model: TwoTasks, x: Tensor) -> None:
+    for aggregator in ("mean", "graddrop"):
+        backward(model(x), model, aggregator)
+        assert model.unused.weight.grad is None
+
+
+def test_gradients_are_added_to_what_is_there(model: TwoTasks, x: Tensor) -> None:
+    backward(model(x), model, "mean")
+    once = {name: g.clone() for name, g in grads(model).items() if g is not None}
+    backward(model(x), model, "mean")
+    assert_close(
+        {name: g for name, g in grads(model).items() if g is not None},
+        {name: 2 * g for name, g in once.items()},
+    )
+
+
+def test_shared_gives_the_heads_the_gradient_of_their_own_loss(model: TwoTasks, x: Tensor) -> None:
+    losses = model(x)
+    expected = plain_grads(model, losses["depth"] + losses["edges"])
+    trunk = [(name, p) for name, p in model.named_parameters() if "trunk" in name]
+    J = jacobian(losses, trunk)
+    report = backward(losses, model, "upgrad", select="shared")
+    for name in ("depth.weight", "edges.bias"):
+        assert_close(model.get_parameter(name).grad, expected[name])
+        assert report.paths[name] == "plain"
+    assert_close(report.gramian, J @ J.T)  # without the heads
+    assert_close(torch.cat([p.grad.flatten() for _, p in trunk]), UPGrad()(J))
+
+
+def test_shared_with_one_task_in_this_batch_is_plain_training(model: TwoTasks, x: Tensor) -> None:
+    losses = {**model(x), "edges": None}
+    expected = plain_grads(model, losses["depth"])
+    report = backward(losses, model, "upgrad", select="shared")
+    assert_close(grads(model), expected)
+    assert report.weights.tolist() == [1]
+    assert report.gramian.tolist() == [[0]]
+
+
+@pytest.mark.parametrize(
+    "select", ["trunk.*", ["trunk.0.*", "trunk.2.*"], lambda name, p: name.startswith("trunk")]
+)
+def test_what_is_not_selected_gets_its_plain_gradient(
+    model: TwoTasks, x: Tensor, select: object
+) -> None:
+    losses = model(x)
+    expected = plain_grads(model, losses["depth"] + losses["edges"])
+    trunk = [(name, p) for name, p in model.named_parameters() if "trunk" in name]
+    J = jacobian(losses, trunk)
+    backward(losses, model, "upgrad", select=select)
+    assert_close(torch.cat([p.grad.flatten() for _, p in trunk]), UPGrad()(J))
+    for name in ("depth.weight", "edges.weight", "unused.weight"):
+        assert_close(model.get_parameter(name).grad, expected[name])
+
+
+def test_plain_gradients_of_instances_are_those_of_the_mean(model: TwoTasks, x: Tensor) -> None:
+    losses = model.depth(model.trunk(x)).square().squeeze(1)
+    expected = plain_grads(model, losses.mean())
+    backward(losses, model, "upgrad", select="trunk.*")
+    assert_close(model.depth.weight.grad, expected["depth.weight"])
+
+
+@pytest.mark.parametrize("memory", ["fast", "low"])
+@pytest.mark.parametrize("aggregator", ["upgrad", "graddrop"])
+def test_each_layer_can_be_aggregated_on_its_own(
+    model: TwoTasks, x: Tensor, aggregator: str, memory: str
+) -> None:
+    losses = model(x)
+    expected = {}
+    for layer in ("trunk.0", "trunk.2", "depth", "edges"):
+        named = [(n, p) for n, p in model.named_parameters() if n.startswith(layer)]
+        J = jacobian(losses, named)
+        expected[layer] = (named, J, (UPGrad() if aggregator == "upgrad" else GradDrop())(J))
+        if aggregator == "graddrop":
+            expected[layer] = (named, J, None)  # random: only the report is compared
+    report = backward(losses, model, aggregator, groups="layer", memory=memory)
+    for layer, (named, J, direction) in expected.items():
+        assert_close(report.groups[layer].gramian, J @ J.T)
+        assert report.groups[layer].parameters == tuple(name for name, _ in named)
+        if direction is not None:
+            assert_close(torch.cat([p.grad.flatten() for _, p in named]), direction)
+    assert report.weights is None
+    assert_close(report.gramian, sum(J @ J.T for _, J, _ in expected.values()))
+
+
+def test_groups_can_be_a_function_of_the_name(model: TwoTasks, x: Tensor) -> None:
+    report = backward(model(x), model, "upgrad", groups=lambda name: name.endswith("bias"))
+    assert set(report.groups) == {True, False}
+
+
+def test_unknown_groups_are_refused(model: TwoTasks, x: Tensor) -> None:
+    with pytest.raises(ArgumentError, match=r"`groups` must be None, 'layer' .*, got 'module'"):
+        backward(model(x), model, "upgrad", groups="module")
+
+
+def test_an_aggregator_that_is_no_weighting_sees_the_jacobian(model: TwoTasks, x: Tensor) -> None:
+    losses = model(x)
+    named = [(name, p) for name, p in model.named_parameters() if "unused" not in name]
+    J = jacobian(losses, named)
+    report = backward(losses, model, GradDrop(seed=3))
+    assert_close(torch.cat([p.grad.flatten() for _, p in named]), GradDrop(seed=3)(J))
+    assert report.weights is None
+    assert_close(report.gramian, J @ J.T)
+    assert set(report.paths.values()) == {"jacobian"}
+
+
+@pytest.mark.parametrize("memory", ["fast", "low"])
+@pytest.mark.parametrize("select", ["all", "trunk.*"])
+def test_hooks_of_the_parameters_run_as_in_plain_training(
+    model: TwoTasks, x: Tensor, memory: str, select: str
+) -> None:
+    seen: list[str] = []
+    expected = plain_grads(model, sum(model(x).values()) / (2 if select == "all" else 1))
+    model.depth.weight.register_hook(lambda g: seen.append("gradient") or 2 * g)
+    model.depth.weight.register_post_accumulate_grad_hook(lambda p: seen.append("accumulated"))
+    backward(model(x), model, "mean", memory=memory, select=select)
+    assert seen == ["gradient", "accumulated"]
+    assert_close(model.depth.weight.grad, 2 * expected["depth.weight"])
+
+
+def test_gradients_have_the_type_and_layout_of_their_parameter() -> None:
+    layer = nn.Conv2d(3, 4, 3).to(torch.bfloat16).to(memory_format=torch.channels_last)
+    losses = layer(torch.randn(2, 3, 5, 5, dtype=torch.bfloat16)).float().square().sum((1, 2, 3))
+    backward(losses, layer, "mean")
+    assert layer.weight.grad.dtype == torch.bfloat16
+    assert layer.weight.grad.stride() == layer.weight.stride()
+
+
+def test_losses_that_reach_no_parameter_are_refused(model: TwoTasks, x: Tensor) -> None:
+    free = torch.ones(3, requires_grad=True)
+    for aggregator in ("mean", "graddrop"):
+        with pytest.raises(GraphError, match=r"(?s)reach.*use_reentrant=False"):
+            backward(free.square(), model, aggregator)
+
+
+def test_a_loss_that_is_not_finite_is_named(model: TwoTasks, x: Tensor) -> None:
+    losses = {**model(x), "edges": model(x)["edges"] * torch.nan}
+    with pytest.raises(NonFiniteError, match=r"Losses must be finite, .* 1 of 2: 'edges'"):
+        backward(losses, model, Mean())
+    assert model.depth.weight.grad is None
+
+
+def test_a_gradient_that_is_not_finite_is_named() -> None:
+    x = torch.tensor([1.0, 0.0], requires_grad=True)
+    with pytest.raises(NonFiniteError, match=r"those of 1 of 2 objectives: '1'\. Their losses are"):
+        backward([x[0].sqrt(), x[1].sqrt()], [x], "upgrad")
+
+
+def test_parameters_on_which_nothing_was_asked_stay_untouched(model: TwoTasks, x: Tensor) -> None:
+    backward(model(x), model.trunk, "upgrad")
+    assert model.depth.weight.grad is None
+
+
+def test_the_report_reads_well(model: TwoTasks, x: Tensor) -> None:
+    report = backward(model(x), model, "mean", select="shared")
+    text = str(report)
+    assert text.startswith("2 objectives, 8 parameters in 1 group(s)\npaths: ")
+    assert "plain (4)" in text
+    assert "milliseconds: " in text
+    assert any(line.split()[0] == "depth" and line.endswith("0.5") for line in text.splitlines())
+    assert set(report.milliseconds) == {"gramian", "weights", "gradients", "total"}
+    parts = sum(ms for name, ms in report.milliseconds.items() if name != "total")
+    assert report.milliseconds["total"] == pytest.approx(parts)
+
+
+def test_the_report_is_short_for_many_objectives_and_names_groups(
+    model: TwoTasks, x: Tensor
+) -> None:
+    losses = model.depth(model.trunk(torch.cat([x] * 4))).square().squeeze(1)
+    text = str(backward(losses, model, "graddrop", groups="layer"))
+    assert "... and 14 more" in text
+    assert "group trunk.0" in text
+    assert text.splitlines()[5].endswith("-")

@@ -1,0 +1,79 @@
+"""The scalar whose backward pass delivers known gradients."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from lightning_jd.aggregators import Mean
+from lightning_jd.core import compute_update, surrogate
+from lightning_jd.engines import Objectives, named_parameters_of, select
+from lightning_jd.errors import GraphError, NonFiniteError
+
+
+def test_the_value_is_kept_and_the_gradient_follows_the_factor() -> None:
+    x = torch.zeros(2, requires_grad=True)
+    loss = surrogate(torch.tensor(5.0), [x], [torch.tensor([1.0, 2.0])])
+    assert loss.item() == 5
+    (loss / 4).backward()
+    assert_close(x.grad, torch.tensor([0.25, 0.5]))
+
+
+def test_the_tensors_are_taken_over_instead_of_copied() -> None:
+    x = torch.zeros(2, requires_grad=True)
+    gradients = [torch.tensor([1.0, 2.0])]
+    address = gradients[0].data_ptr()
+    surrogate(torch.tensor(5.0), [x], gradients).backward()
+    assert x.grad.data_ptr() == address
+    assert gradients == []
+
+
+def test_strided_gradients_are_scaled_without_being_changed() -> None:
+    x, shared = torch.zeros(2, 3, requires_grad=True), torch.ones(1, 3).expand(2, 3)
+    (3 * surrogate(torch.tensor(0.0), [x], [shared])).backward()
+    assert_close(x.grad, torch.full((2, 3), 3.0))
+
+
+def test_a_second_backward_pass_is_refused() -> None:
+    x = torch.zeros(2, requires_grad=True)
+    loss = surrogate(torch.tensor(5.0), [x], [torch.ones(2)])
+    loss.backward(retain_graph=True)
+    with pytest.raises(GraphError, match=r"can run only once\. Compute the losses again"):
+        loss.backward()
+
+
+def test_an_update_shows_the_mean_loss_and_leaves_grad_alone() -> None:
+    layer = nn.Linear(2, 1)
+    losses = layer(torch.randn(4, 2)).square().squeeze(1)
+    objectives = Objectives.of(losses)
+    update = compute_update(objectives, select(objectives, named_parameters_of(layer)), Mean())
+    assert layer.weight.grad is None
+    scalar = update.surrogate()
+    assert_close(scalar.detach(), losses.mean().detach())
+    (2 * scalar).backward()
+    assert layer.weight.grad is not None
+
+
+def test_a_scale_is_taken_out_again() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(3, 2), torch.randn(4, 3)
+    found = []
+    for scale in (1.0, 1024.0, torch.tensor(1024.0)):
+        objectives = Objectives.of(layer(x).square().mean(1))
+        selection = select(objectives, named_parameters_of(layer), "weight")
+        update = compute_update(objectives, selection, Mean(), scale=scale)
+        found.append([update.report.gramian, *update.gradients])
+    assert_close(found[1], found[0])
+    assert_close(found[2], found[0])
+
+
+def test_an_overflow_can_be_left_to_the_scaler() -> None:
+    x = torch.tensor([1.0, 0.0], requires_grad=True)
+    named = named_parameters_of([x])
+    objectives = Objectives.of(x.sqrt())
+    with pytest.raises(NonFiniteError, match="Gradients must be finite"):
+        compute_update(objectives, select(objectives, named), Mean())
+    objectives = Objectives.of(x.sqrt())
+    update = compute_update(objectives, select(objectives, named), Mean(), overflow="mean")
+    assert update.report.weights.tolist() == [0.5, 0.5]
+    assert not update.gradients[0].isfinite().all()

@@ -1,0 +1,161 @@
+"""Losses in every form that user code gives them, and every way to get them wrong."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_jd.engines import Objectives
+from lightning_jd.errors import ArgumentError, GraphError, NonFiniteError, ShapeError
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.arange(1.0, 7.0, requires_grad=True)
+
+
+def test_a_vector_has_one_objective_per_instance(x: Tensor) -> None:
+    losses = x.square()
+    objectives = Objectives.of(losses)
+    assert (objectives.kind, objectives.m) == ("instances", 6)
+    assert objectives.names == ("0", "1", "2", "3", "4", "5")
+    assert objectives.losses is losses
+
+
+def test_a_matrix_has_one_objective_per_instance_and_task(x: Tensor) -> None:
+    objectives = Objectives.of(x.view(3, 2) * 2)
+    assert (objectives.kind, objectives.m) == ("instances_tasks", 6)
+    assert objectives.names == ("0/0", "0/1", "1/0", "1/1", "2/0", "2/1")
+
+
+def test_a_dict_keeps_its_names_and_drops_missing_tasks(x: Tensor) -> None:
+    losses = {"depth": x[0] * 1, "edges": None, "normals": x.sum()}
+    objectives = Objectives.of(losses)
+    assert (objectives.kind, objectives.names) == ("tasks", ("depth", "normals"))
+    assert objectives.losses == (losses["depth"], losses["normals"])
+
+
+def test_a_list_is_named_by_position_even_where_a_task_is_missing(x: Tensor) -> None:
+    objectives = Objectives.of([x[0] * 1, None, x.sum()])
+    assert (objectives.kind, objectives.names) == ("tasks", ("0", "2"))
+
+
+def test_a_scalar_is_one_task(x: Tensor) -> None:
+    objectives = Objectives.of(x.sum())
+    assert (objectives.kind, objectives.names, objectives.m) == ("tasks", ("loss",), 1)
+
+
+def test_objectives_are_passed_on(x: Tensor) -> None:
+    objectives = Objectives.of(x.square())
+    assert Objectives.of(objectives) is objectives
+
+
+def test_rows_overrides_what_the_type_says(x: Tensor) -> None:
+    assert Objectives.of(x.square(), rows="tasks").kind == "tasks"
+    assert Objectives.of([x.sum(), x.prod()], rows="instances").kind == "instances"
+    assert Objectives.of(x.view(3, 2) * 1, rows="tasks").kind == "instances_tasks"
+
+
+@pytest.mark.parametrize("form", ["vector", "matrix", "list"])
+def test_cotangents_give_the_gradient_of_the_weighted_sum(x: Tensor, form: str) -> None:
+    squares = x.square()
+    losses = {"vector": squares, "matrix": squares.view(2, 3), "list": list(squares.unbind())}
+    objectives, w = Objectives.of(losses[form]), torch.linspace(-1, 1, 6, dtype=torch.float64)
+    (g,) = torch.autograd.grad(objectives.outputs, x, objectives.cotangents(w), retain_graph=True)
+    torch.testing.assert_close(g, (2 * x * w).float().detach())
+    output, cotangent = objectives.row(4)
+    (row,) = torch.autograd.grad(output, x, cotangent)
+    torch.testing.assert_close(row, 10.0 * torch.eye(6)[4])
+
+
+def test_values_are_detached_and_flat(x: Tensor) -> None:
+    for losses in (x * 1, x.view(2, 3) * 1, list(x.unbind())):
+        values = Objectives.of(losses).values()
+        assert not values.requires_grad
+        torch.testing.assert_close(values, torch.arange(1.0, 7.0))
+
+
+def test_plain_weights_sum_over_tasks_and_average_over_instances(x: Tensor) -> None:
+    assert Objectives.of([x.sum(), x.prod()]).plain_weights().tolist() == [1, 1]
+    assert Objectives.of(x[:4] * 1).plain_weights().tolist() == [0.25] * 4
+    assert Objectives.of(x.view(2, 3) * 1).plain_weights().tolist() == [0.5] * 6
+
+
+def test_losses_that_are_not_finite_are_named(x: Tensor) -> None:
+    objectives = Objectives.of({"a": x[0] * 1, "b": x[1] / 0, "c": x[2] * torch.nan})
+    assert objectives.nonfinite() == ("b", "c")
+    with pytest.raises(NonFiniteError, match=r"NaN or infinity in 2 of 3: 'b', 'c'\. Look at"):
+        objectives.check_finite()
+
+
+def test_of_many_losses_that_are_not_finite_ten_are_named() -> None:
+    objectives = Objectives.of(torch.ones(12, requires_grad=True) / 0)
+    with pytest.raises(NonFiniteError, match=r"in 12 of 12: '0', .*, '9', \.\.\.\. Look"):
+        objectives.check_finite()
+
+
+def test_finite_losses_pass(x: Tensor) -> None:
+    objectives = Objectives.of(x * 1)
+    objectives.check_finite()
+    assert objectives.nonfinite() == ()
+
+
+@pytest.mark.parametrize("losses", [{}, [], {"a": None}, [None, None]])
+def test_no_loss_is_refused(losses: object) -> None:
+    with pytest.raises(ShapeError, match=r"must hold at least one loss, got none\. Skip"):
+        Objectives.of(losses)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+def test_an_empty_batch_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ShapeError, match=r"at least one loss, got shape \(.*\)\. Skip empty batch"):
+        Objectives.of(torch.zeros(shape, requires_grad=True))
+
+
+def test_three_dimensions_are_refused() -> None:
+    with pytest.raises(ShapeError, match=r"\(m,\) or \(b, k\), .*, got \(2, 3, 4\)\. Average"):
+        Objectives.of(torch.zeros(2, 3, 4, requires_grad=True))
+
+
+def test_a_vector_in_a_dict_is_refused_with_the_remedy(x: Tensor) -> None:
+    with pytest.raises(
+        ShapeError, match=r"`losses\['b'\]` must be a scalar, got shape \(6,\)\. Red"
+    ):
+        Objectives.of({"a": x.sum(), "b": x * 1})
+
+
+def test_integers_are_refused() -> None:
+    with pytest.raises(ShapeError, match=r"`losses` must be floating-point, got torch.int64"):
+        Objectives.of(torch.tensor([1, 2]))
+
+
+def test_losses_without_a_graph_are_refused(x: Tensor) -> None:
+    with pytest.raises(GraphError, match=r"`losses` must require a gradient, got a tensor without"):
+        Objectives.of(torch.ones(3))
+    with pytest.raises(GraphError, match=r"`losses\['b'\]` must require a gradient"):
+        Objectives.of({"a": x.sum(), "b": torch.ones(())})
+
+
+def test_equal_names_are_refused(x: Tensor) -> None:
+    with pytest.raises(ArgumentError, match=r"must have distinct names, got '1' twice"):
+        Objectives.of({1: x.sum(), "1": x.prod()})
+
+
+def test_mixed_types_are_refused(x: Tensor) -> None:
+    with pytest.raises(ArgumentError, match=r"same dtype, got torch.float32, torch.float64\. Conv"):
+        Objectives.of([x.sum(), x.double().sum()])
+
+
+def test_mixed_devices_are_refused(x: Tensor) -> None:
+    with pytest.raises(ArgumentError, match=r"same device, got cpu, meta\. Convert"):
+        Objectives.of([x.sum(), torch.zeros((), device="meta", requires_grad=True)])
+
+
+@pytest.mark.parametrize("losses", [3.0, "loss", None])
+def test_something_else_is_refused(losses: object) -> None:
+    with pytest.raises(ArgumentError, match=r"a tensor, a list of scalars or a dict .*, got "):
+        Objectives.of(losses)
+
+
+def test_a_number_in_a_list_is_refused(x: Tensor) -> None:
+    with pytest.raises(ArgumentError, match=r"`losses\['1'\]` must be a tensor, got float"):
+        Objectives.of([x.sum(), 0.5])

@@ -1,0 +1,103 @@
+"""One check for each property that an aggregator may claim, up to rounding.
+
+A check takes a function that makes the aggregator, always with the same random stream, and compares
+successive draws one by one. Every tolerance is relative to the rows that were combined.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lightning_jd.aggregators import (
+    Aggregator,
+    Constant,
+    DualProj,
+    GramianAggregator,
+    Property,
+    UPGrad,
+)
+from tests.helpers.matrices import normal, size
+
+Make = Callable[[], Aggregator]
+
+TOLERANCE = 1e-8  # float64, and the square of the condition numbers of the shared set
+DRAWS = 8
+
+
+def of_definition(cls: type[Aggregator], m: int) -> Aggregator:
+    """The aggregator as its paper defines it, for m objectives: without regularisation."""
+    if issubclass(cls, UPGrad | DualProj):
+        return cls(reg=0)
+    if issubclass(cls, Constant):
+        return cls(weights=[(-1.0) ** i * (i + 1) for i in range(m)])
+    return cls()
+
+
+def holds(prop: Property, make: Make, J: Tensor) -> bool:
+    return CHECKS[prop](make, J)
+
+
+def worst_conflict(aggregator: Aggregator, J: Tensor) -> float:
+    """The largest of -cos(g_i, d), where for d = 0 the length of the terms of d counts."""
+    d = aggregator(J)
+    length = d.norm()
+    if isinstance(aggregator, GramianAggregator) and not aggregator.state_dict():
+        weights = aggregator.weights(J @ J.T)
+        length = (weights.abs() * J.norm(dim=1)).sum()
+    cosines = (J @ d) / (J.norm(dim=1) * length)
+    return float((-cosines).nan_to_num(nan=0.0).max())
+
+
+def _outcomes(make: Make, J: Tensor) -> list[Tensor]:
+    aggregator = make()
+    return [aggregator(J) for _ in range(DRAWS if aggregator.state_dict() else 1)]
+
+
+def _is_non_conflicting(make: Make, J: Tensor) -> bool:
+    aggregator = make()
+    draws = DRAWS if aggregator.state_dict() else 1
+    return all(worst_conflict(aggregator, J) <= TOLERANCE for _ in range(draws))
+
+
+def _is_linear_under_scaling(make: Make, J: Tensor) -> bool:
+    for seed in range(3):
+        # On the positive orthant, additive and continuous is linear. Factors from 0.01 to 100.
+        a, b = normal(seed, 2, len(J)).exp().square()[:, :, None]
+        triples = zip(
+            _outcomes(make, (a + b) * J),
+            _outcomes(make, a * J),
+            _outcomes(make, b * J),
+            strict=True,
+        )
+        scale = TOLERANCE * size((a + b) * J)
+        if any((both - (one + other)).norm() > scale for both, one, other in triples):
+            return False
+    return True
+
+
+def _is_weighted(make: Make, J: Tensor) -> bool:
+    span = torch.linalg.svd(J, full_matrices=False)
+    V = span.Vh[1e-12 * span.S.max() < span.S]  # an orthonormal basis of the span of the rows
+    return all(
+        (d - V.T @ (V @ d)).norm() <= TOLERANCE * d.norm().maximum(size(J))
+        for d in _outcomes(make, J)
+    )
+
+
+def _is_permutation_invariant(make: Make, J: Tensor) -> bool:
+    expected = _outcomes(make, J)
+    orders = [torch.arange(len(J)).flip(0), torch.arange(len(J)).roll(1)]
+    return all(
+        (d - d_permuted).norm() <= TOLERANCE * d.norm().maximum(size(J))
+        for order in orders
+        for d, d_permuted in zip(expected, _outcomes(make, J[order]), strict=True)
+    )
+
+
+CHECKS: dict[Property, Callable[[Make, Tensor], bool]] = {
+    Property.NON_CONFLICTING: _is_non_conflicting,
+    Property.LINEAR_UNDER_SCALING: _is_linear_under_scaling,
+    Property.WEIGHTED: _is_weighted,
+    Property.PERMUTATION_INVARIANT: _is_permutation_invariant,
+}

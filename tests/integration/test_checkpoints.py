@@ -1,0 +1,131 @@
+"""A run that is interrupted and resumed is the run that was not, bit for bit."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lightning_jd.surfaces import JacobianDescent, JDModuleMixin, JDStrategy
+from tests.helpers.lightning import (
+    Regression,
+    ResumableLoader,
+    assert_same_weights,
+    batches,
+    fit,
+)
+
+# The trainers that resume write no checkpoints themselves, which Lightning thinks worth a warning.
+pytestmark = pytest.mark.filterwarnings(r"ignore:.*add the following callbacks. \[.ModelCheckpoint")
+EVERY_STEP = {"every_n_train_steps": 1, "save_top_k": -1, "filename": "{step}"}
+
+
+class Flagged(JDModuleMixin, Regression):
+    jacobian_descent = "rgw"
+
+
+SURFACES: dict[str, Any] = {
+    "callback": (Regression, lambda: {"callbacks": [JacobianDescent("rgw")]}),
+    "strategy": (Regression, lambda: {"strategy": JDStrategy("rgw")}),
+    "flag": (Flagged, dict),
+}
+
+
+class Killed(Exception):
+    pass
+
+
+class KillAfter(L.Callback):
+    """Ends a run without warning, right after a checkpoint was written."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step == self.step:
+            raise Killed
+
+
+def data() -> ResumableLoader:
+    return ResumableLoader(batches().dataset, batch_size=4)
+
+
+def saving(folder: Path, arguments: dict[str, Any], *more: L.Callback) -> dict[str, Any]:
+    callbacks = [*arguments.get("callbacks", []), *more, ModelCheckpoint(folder, **EVERY_STEP)]
+    return {**arguments, "callbacks": callbacks, "enable_checkpointing": True}
+
+
+def checkpoint(folder: Path, aggregator: str = "rgw") -> Path:
+    fit(Regression(), **saving(folder, {"callbacks": [JacobianDescent(aggregator)]}))
+    return folder / "step=4.ckpt"
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+@pytest.mark.parametrize("step", [1, 4, 6, 9])
+def test_killed_and_resumed_equals_uninterrupted(surface: str, step: int, tmp_path: Path) -> None:
+    make, arguments = SURFACES[surface]
+    whole, killed, resumed = (make("instances", lr=0.05, momentum=0.9) for _ in range(3))
+    fit(whole, data(), **arguments())
+    with pytest.raises(Killed):
+        fit(killed, data(), **saving(tmp_path, arguments(), KillAfter(step)))
+    fit(resumed, data(), ckpt_path=tmp_path / f"step={step}.ckpt", **arguments())
+    assert_same_weights(resumed, whole, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_with_step_accumulation(step: int, tmp_path: Path) -> None:
+    def arguments() -> dict[str, Any]:
+        callback = JacobianDescent("rgw", accumulation="step")
+        return {"callbacks": [callback], "accumulate_grad_batches": 2}
+
+    whole, killed, resumed = Regression(), Regression(), Regression()
+    fit(whole, data(), **arguments())
+    with pytest.raises(Killed):
+        fit(killed, data(), **saving(tmp_path, arguments(), KillAfter(step)))
+    fit(resumed, data(), ckpt_path=tmp_path / f"step={step}.ckpt", **arguments())
+    assert_same_weights(resumed, whole, rtol=0, atol=0)
+
+
+def test_a_surface_can_continue_the_run_of_another(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path)
+    runs = []
+    for make, arguments in SURFACES.values():
+        runs.append(make())
+        fit(runs[-1], ckpt_path=path, **arguments())
+    for run in runs[1:]:
+        assert_same_weights(run, runs[0], rtol=0, atol=0)
+
+
+def test_a_checkpoint_loads_without_pickle(tmp_path: Path) -> None:
+    content = torch.load(checkpoint(tmp_path), weights_only=True)
+    state = content["callbacks"]["JacobianDescent"]
+    assert state["name"] == "rgw"
+    assert all(isinstance(value, torch.Tensor) for value in state["aggregator"].values())
+
+
+def test_resuming_without_the_callback_says_what_is_missing(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path)
+    with pytest.warns(UserWarning, match="add the following callbacks: .*'JacobianDescent'"):
+        fit(Regression("scalar"), ckpt_path=path)
+
+
+def test_resuming_with_another_aggregator_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = checkpoint(tmp_path)
+    with caplog.at_level("INFO"):
+        fit(Regression(), ckpt_path=path, callbacks=[JacobianDescent("pcgrad")])
+    assert any(
+        "continues with pcgrad; the checkpoint was written with rgw" in line
+        for line in caplog.messages
+    )
+
+
+def test_a_checkpoint_after_the_fit_has_the_state(tmp_path: Path) -> None:
+    for make, arguments in SURFACES.values():
+        run = fit(make(), batches(), **arguments())
+        run.save_checkpoint(tmp_path / "last.ckpt")
+        content = torch.load(tmp_path / "last.ckpt", weights_only=True)
+        assert "JacobianDescent" in content["callbacks"]

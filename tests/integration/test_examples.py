@@ -1,0 +1,25 @@
+"""The examples run, and what they claim holds (they assert it themselves)."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("name", ["two_tasks", "instance_wise", "gan"])
+def test_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert capsys.readouterr().out
+
+
+def test_the_command_line_with_its_configuration(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = ["fit", "--config", str(EXAMPLES / "cli.yaml"), "--trainer.max_epochs", "1"]
+    monkeypatch.setattr(sys, "argv", ["cli.py", *arguments])
+    with caplog.at_level("INFO"):
+        runpy.run_path(str(EXAMPLES / "cli.py"), run_name="__main__")
+    assert any("Jacobian descent with upgrad: rows are 2 tasks" in line for line in caplog.messages)

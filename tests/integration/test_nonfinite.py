@@ -1,0 +1,123 @@
+"""NaN and infinity: an error that says where, or an objective that is left out and counted."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_jd.core import backward
+from lightning_jd.errors import NonFiniteError
+from lightning_jd.surfaces import JacobianDescent
+from tests.helpers.lightning import (
+    ManualRegression,
+    Regression,
+    assert_same_weights,
+    batches,
+    fit,
+    moved,
+)
+
+BAD_BATCH = 2
+
+
+class Exploding(Regression):
+    """In one batch one objective is NaN (its loss), or has a gradient that is."""
+
+    def __init__(self, form: Any, what: str) -> None:
+        super().__init__(form)
+        self.what = what
+        self.batch = -1
+
+    def spoiled(self, loss: Tensor) -> Tensor:
+        if self.what == "loss":
+            return loss * torch.nan
+        # The value is finite; the derivative of the root at zero is not.
+        return loss + (loss - loss).sqrt()
+
+    def in_form(self, errors: Tensor) -> Any:
+        losses = super().in_form(errors)
+        self.batch = (self.batch + 1) % 6
+        if self.batch != BAD_BATCH:
+            return losses
+        if isinstance(losses, dict):
+            named = losses["loss"]
+            return {"loss": {**named, "b": self.spoiled(named["b"])}}
+        return torch.stack([losses[0], self.spoiled(losses[1]), *losses[2:]])
+
+
+class ManualExploding(Exploding):
+    __init__ = Exploding.__init__
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        return ManualRegression.training_step(self, batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        self.automatic_optimization = False
+        return super().configure_optimizers()
+
+
+@pytest.mark.parametrize("accumulation", ["batch", "step"])
+@pytest.mark.parametrize("form", ["tasks", "instances"])
+@pytest.mark.parametrize(("what", "word"), [("loss", "Losses"), ("gradient", "Gradients")])
+def test_the_error_names_objective_and_batch(
+    what: str, word: str, form: str, accumulation: str
+) -> None:
+    pieces = 3 if accumulation == "step" else 1
+    name = "'b'"
+    if form == "instances":  # rows of a step are numbered from its first batch on
+        name = "'9'" if accumulation == "step" and what == "gradient" else "'1'"
+    with pytest.raises(NonFiniteError, match=rf"In batch {BAD_BATCH} of epoch 0: {word}.*{name}"):
+        fit(
+            Exploding(form, what),
+            callbacks=[JacobianDescent("upgrad", accumulation=accumulation)],
+            accumulate_grad_batches=pieces,
+        )
+
+
+def test_the_error_comes_from_manual_backward_too() -> None:
+    with pytest.raises(NonFiniteError, match=f"In batch {BAD_BATCH} of epoch 0: Losses.*'b'"):
+        fit(ManualExploding("tasks", "loss"), callbacks=[JacobianDescent("upgrad")])
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_task_is_left_out_and_counted(what: str) -> None:
+    module, loop = Exploding("tasks", what), Regression("tasks")
+    callback = JacobianDescent("upgrad", nonfinite="skip")
+    fit(module, callbacks=[callback])
+    assert callback.skipped == 2  # once per epoch
+    optimizer = loop.configure_optimizers()
+    for _ in range(2):
+        for i, batch in enumerate(batches()):
+            optimizer.zero_grad()
+            losses = loop.in_form(loop.errors(batch))["loss"]
+            if i == BAD_BATCH:
+                del losses["b"]
+            backward(losses, loop, "upgrad")
+            optimizer.step()
+    assert_same_weights(module, loop, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.parametrize("accumulation", ["batch", "step"])
+def test_an_instance_is_left_out_and_counted(what: str, accumulation: str) -> None:
+    module = Exploding("instances", what)
+    callback = JacobianDescent("upgrad", nonfinite="skip", accumulation=accumulation)
+    pieces = 3 if accumulation == "step" else 1
+    fit(module, callbacks=[callback], accumulate_grad_batches=pieces)
+    assert callback.skipped >= 2
+    assert moved(module, Regression())
+    assert all(torch.isfinite(parameter).all() for parameter in module.parameters())
+
+
+class AllBad(Regression):
+    def in_form(self, errors: Tensor) -> Any:
+        return super().in_form(errors * torch.nan)
+
+
+def test_if_nothing_is_left_nothing_moves() -> None:
+    module = AllBad("tasks")
+    callback = JacobianDescent("upgrad", nonfinite="skip")
+    fit(module, callbacks=[callback])
+    assert callback.skipped == 2 * 6 * 3
+    assert not moved(module, Regression())

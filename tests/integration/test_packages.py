@@ -1,0 +1,120 @@
+"""Both packages of Lightning, and both orders of import; each in a process of its own."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMES = "['jd', 'jd_ddp', 'jd_ddp_fork', 'jd_ddp_notebook', 'jd_ddp_spawn']"
+IMPORTS = {
+    "ours first": "import lightning_jd\nimport {package} as L",
+    "Lightning first": "import {package} as L\nimport lightning_jd",
+}
+FIT = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+registry = L.strategies.StrategyRegistry
+print(sorted(name for name in registry if name.startswith("jd")))
+
+class Lit(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(3, 2)
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch[0]).square()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+class Flagged(lightning_jd.JDModuleMixin, Lit):
+    jacobian_descent = "upgrad"
+
+class FlaggedWithoutMixin(Lit):
+    jacobian_descent = "upgrad"
+
+def fit(module, **arguments):
+    trainer = L.Trainer(accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, **arguments)
+    trainer.fit(module, DataLoader(TensorDataset(torch.eye(3)), batch_size=3))
+    assert not {"training_step", "backward"} & vars(trainer.strategy).keys()
+    return module.layer.weight.detach()
+
+from lightning_jd.surfaces.flag import for_lightning_pytorch, for_pytorch_lightning
+factory = {"lightning.pytorch": for_lightning_pytorch, "pytorch_lightning": for_pytorch_lightning}
+runs = [
+    fit(Lit(), callbacks=[lightning_jd.JacobianDescent("upgrad")]),
+    fit(Lit(), callbacks=lightning_jd.JacobianDescent("upgrad")),
+    fit(Lit(), strategy="jd"),
+    fit(Lit(), strategy=lightning_jd.JDStrategy("upgrad")),
+    fit(Flagged()),
+    fit(FlaggedWithoutMixin(), callbacks=factory[L.__name__]()),
+]
+assert all(torch.equal(run, runs[0]) for run in runs)
+assert not torch.equal(runs[0], Lit().layer.weight)
+other = {"lightning.pytorch": "pytorch_lightning", "pytorch_lightning": "lightning.pytorch"}
+print(other[L.__name__] in __import__("sys").modules)
+"""
+
+
+def python(code: str) -> str:
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=180,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", IMPORTS)
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_every_surface_in_either_package(package: str, order: str) -> None:
+    code = IMPORTS[order].format(package=package) + FIT
+    assert python(code).splitlines() == [NAMES, "False"]  # and the other package is not imported
+
+
+@pytest.mark.slow
+def test_the_callback_of_one_package_works_in_the_trainer_of_the_other() -> None:
+    code = """
+    import lightning.pytorch, lightning_jd
+    callback = lightning_jd.JacobianDescent("upgrad")
+    import pytorch_lightning as L
+    assert not isinstance(callback, L.Callback)
+    """
+    both = textwrap.dedent(code) + FIT.replace(
+        "runs = [", "runs = [fit(Lit(), callbacks=[callback]), *["
+    ).replace("factory[L.__name__]()),\n]", "factory[L.__name__]()),\n][:0]]").replace(
+        "Flagged(lightning_jd.JDModuleMixin, Lit)", "Flagged(Lit)"
+    )
+    assert python(both).splitlines() == [NAMES, "True"]
+
+
+@pytest.mark.slow
+def test_with_both_packages_the_classes_can_be_chosen() -> None:
+    code = """
+    import lightning.pytorch, pytorch_lightning, lightning_jd
+    from lightning_jd.surfaces import lightning_pytorch as ours, pytorch_lightning as theirs
+    assert lightning_jd.JacobianDescent is ours.JacobianDescent
+    assert issubclass(ours.JDStrategy, lightning.pytorch.strategies.Strategy)
+    assert issubclass(theirs.JDStrategy, pytorch_lightning.strategies.Strategy)
+    class Lit(lightning_jd.JDModuleMixin, pytorch_lightning.LightningModule):
+        jacobian_descent = "upgrad"
+    assert isinstance(Lit().configure_callbacks()[0], pytorch_lightning.Callback)
+    print("fine")
+    """
+    assert python(code).strip() == "fine"
+
+
+def test_importing_ours_does_not_import_lightning() -> None:
+    code = """
+    import sys, lightning_jd, lightning_jd.surfaces, lightning_jd.surfaces.flag
+    print([name for name in ("lightning", "pytorch_lightning") if name in sys.modules])
+    """
+    assert python(code).strip() == "[]"

@@ -1,0 +1,249 @@
+"""Every way to ask for Jacobian descent does what `lightning_jd.backward` does in a plain loop."""
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as L
+import pytest
+import torch
+
+from lightning_jd.aggregators import UPGrad
+from lightning_jd.core import backward
+from lightning_jd.errors import SetupError
+from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy, JDModuleMixin, JDStrategy
+from lightning_jd.surfaces.flag import for_lightning_pytorch
+from tests.helpers.lightning import (
+    ManualRegression,
+    Regression,
+    assert_same_weights,
+    batches,
+    fit,
+    hand_written,
+    moved,
+    trainer,
+)
+
+
+class Flagged(JDModuleMixin, Regression):
+    jacobian_descent = "upgrad"
+
+
+class FlaggedWithArguments(JDModuleMixin, Regression):
+    jacobian_descent = {"aggregator": {"name": "upgrad"}, "memory": "low"}  # noqa: RUF012
+
+
+class FlaggedByMethod(JDModuleMixin, Regression):
+    def configure_jacobian_descent(self) -> Any:
+        return {"aggregator": self.method}
+
+    method = "upgrad"
+
+
+class FlaggedWithoutMixin(Regression):
+    jacobian_descent = "upgrad"
+
+
+Surface = tuple[Callable[..., Regression], Callable[[], dict[str, Any]]]
+SURFACES: dict[str, Surface] = {
+    "callback": (Regression, lambda: {"callbacks": [JacobianDescent("upgrad")]}),
+    "callback with an object": (Regression, lambda: {"callbacks": [JacobianDescent(UPGrad())]}),
+    "strategy name": (Regression, lambda: {"strategy": "jd"}),
+    "strategy object": (Regression, lambda: {"strategy": JDStrategy("upgrad")}),
+    "flag": (Flagged, dict),
+    "flag with arguments": (FlaggedWithArguments, dict),
+    "flag by method": (FlaggedByMethod, dict),
+    "flag without mixin": (FlaggedWithoutMixin, lambda: {"callbacks": for_lightning_pytorch()}),
+    "manual": (ManualRegression, lambda: {"callbacks": [JacobianDescent()]}),
+}
+
+
+@pytest.mark.parametrize("form", ["instances", "matrix", "tasks", "list", "in_dict"])
+@pytest.mark.parametrize("name", SURFACES)
+def test_equal_to_a_plain_loop(name: str, form: str) -> None:
+    make, arguments = SURFACES[name]
+    module = make(form)
+    fit(module, **arguments())
+    loop = Regression(form)
+    hand_written(loop, lambda losses: backward(losses, loop, "upgrad"))
+    assert moved(module, Regression(form))
+    assert_same_weights(module, loop, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_says_once_that_it_is_active(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    make, arguments = SURFACES[name]
+    with caplog.at_level("INFO"):
+        fit(make("tasks"), **arguments())
+    lines = [line for line in caplog.messages if line.startswith("Jacobian descent with")]
+    assert len(lines) == 1
+    assert "upgrad: rows are 3 tasks, 75 parameters in 4 tensors, computed by" in lines[0]
+
+
+@pytest.mark.parametrize("rows", ["tasks", "instances"])
+def test_rows_override_the_type_of_the_losses(rows: str) -> None:
+    callback = JacobianDescent("mgda", rows=rows)
+    fit(Regression("matrix"), callbacks=[callback])
+    assert len(callback.report.names) == {"tasks": 3, "instances": 4}[rows]
+
+
+def test_only_the_shared_parameters_are_aggregated() -> None:
+    module, loop = Regression("tasks"), Regression("tasks")
+    fit(module, callbacks=[JacobianDescent("upgrad", params="net.0.*")])
+    hand_written(loop, lambda losses: backward(losses, loop, "upgrad", select="net.0.*"))
+    assert_same_weights(module, loop, rtol=1e-5, atol=1e-6)
+
+
+def test_groups_are_aggregated_one_by_one() -> None:
+    module, loop = Regression("instances"), Regression("instances")
+    fit(module, callbacks=[JacobianDescent("mgda", groups="layer")])
+    hand_written(loop, lambda losses: backward(losses, loop, "mgda", groups="layer"))
+    assert_same_weights(module, loop, rtol=1e-5, atol=1e-6)
+
+
+class SometimesMissing(Regression):
+    """One task has a loss in every second batch only; it is left out, or None."""
+
+    def __init__(self, as_none: bool) -> None:
+        super().__init__("tasks")
+        self.as_none = as_none
+        self.calls = 0
+
+    def in_form(self, errors: torch.Tensor) -> Any:
+        losses = super().in_form(errors)["loss"]
+        self.calls += 1
+        if self.calls % 2:
+            losses["b"] = None
+            if not self.as_none:
+                del losses["b"]
+        return {"loss": losses}
+
+
+@pytest.mark.parametrize("as_none", [True, False])
+def test_a_missing_task_is_no_objective(as_none: bool) -> None:
+    module, loop = SometimesMissing(as_none), SometimesMissing(as_none)
+    fit(module, callbacks=[JacobianDescent("upgrad")])
+    hand_written(loop, lambda losses: backward(losses, loop, "upgrad"))
+    assert_same_weights(module, loop, rtol=1e-5, atol=1e-6)
+
+
+TWICE = {
+    "callback and strategy": (
+        Regression,
+        lambda: {"strategy": "jd", "callbacks": [JacobianDescent()]},
+    ),
+    "callback and flag": (Flagged, lambda: {"callbacks": [JacobianDescent()]}),
+    "strategy and flag": (Flagged, lambda: {"strategy": "jd"}),
+    "callback and flag without mixin": (
+        FlaggedWithoutMixin,
+        lambda: {"callbacks": [JacobianDescent(), *for_lightning_pytorch()]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_asking_twice_is_an_error(name: str) -> None:
+    make, arguments = TWICE[name]
+    with pytest.raises(SetupError, match="must be asked for once"):
+        fit(make("tasks"), **arguments())
+
+
+def test_two_callbacks_are_refused_by_lightning() -> None:
+    with pytest.raises(RuntimeError, match="more than one stateful callback of type `JacobianD"):
+        trainer(callbacks=[JacobianDescent(), JacobianDescent()])
+
+
+def test_the_mixin_and_the_entry_point_do_not_count_twice() -> None:
+    module, loop = Flagged("tasks"), Regression("tasks")
+    fit(module, callbacks=for_lightning_pytorch())
+    hand_written(loop, lambda losses: backward(losses, loop, "upgrad"))
+    assert_same_weights(module, loop, rtol=1e-5, atol=1e-6)
+
+
+def test_the_entry_point_is_inert_without_a_flag() -> None:
+    module, plain = Regression("scalar"), Regression("scalar")
+    run = fit(module, callbacks=for_lightning_pytorch())
+    fit(plain)
+    assert_same_weights(module, plain, rtol=0, atol=0)
+    assert len(run.callbacks) == 1
+
+
+def test_a_flag_ends_with_its_module() -> None:
+    run = trainer(callbacks=for_lightning_pytorch())
+    run.fit(FlaggedWithoutMixin("tasks"), batches())
+    plain, same = Regression("scalar"), Regression("scalar")
+    run.fit_loop.max_epochs = 4
+    run.fit(plain, batches())
+    fit(same)
+    assert_same_weights(plain, same, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_jd_has_one_device(devices: int) -> None:
+    with pytest.raises(SetupError, match=f"one device, got {devices}. Set devices=1, or .*jd_ddp"):
+        trainer(strategy="jd", devices=devices)
+
+
+def test_jd_has_one_node() -> None:
+    with pytest.raises(SetupError, match="one node, got 2. Use strategy='jd_ddp'"):
+        trainer(strategy="jd", num_nodes=2)
+
+
+def test_the_strategies_are_those_of_lightning() -> None:
+    assert isinstance(trainer(strategy="jd").strategy, L.strategies.SingleDeviceStrategy)
+    for name in ("jd_ddp", "jd_ddp_spawn", "jd_ddp_fork", "jd_ddp_notebook"):
+        strategy = trainer(strategy=name, devices=2).strategy
+        assert isinstance(strategy, L.strategies.DDPStrategy)
+        assert isinstance(strategy, JDDDPStrategy)
+
+
+def test_a_device_can_be_chosen_by_hand() -> None:
+    assert trainer(strategy=JDStrategy(device="cpu")).strategy.root_device.type == "cpu"
+
+
+class FakeDeepSpeed(L.strategies.SingleDeviceStrategy):
+    """Stands for the real one, which is not installed: what counts is the name of the class."""
+
+
+FakeDeepSpeed.__name__ = "DeepSpeedStrategy"
+
+
+def test_strategies_that_cannot_work_are_refused() -> None:
+    with pytest.raises(SetupError, match="cannot work with DeepSpeedStrategy: DeepSpeed runs its"):
+        fit(Regression("tasks"), strategy=FakeDeepSpeed(), callbacks=[JacobianDescent()])
+
+
+def test_step_accumulation_is_refused_in_manual_optimization() -> None:
+    with pytest.raises(SetupError, match="in manual optimization only your code does"):
+        fit(ManualRegression("tasks"), callbacks=[JacobianDescent(accumulation="step")])
+
+
+@pytest.mark.parametrize("module", [Regression("scalar"), ManualRegression("scalar")])
+def test_an_epoch_without_several_losses_is_an_error(module: Regression) -> None:
+    with pytest.raises(SetupError, match="got none in the whole epoch of 6 batches"):
+        fit(module, callbacks=[JacobianDescent()])
+
+
+class Alternating(Regression):
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> Any:
+        errors = self.errors(batch)
+        return errors.mean(dim=1) if batch_idx % 2 else errors.mean()
+
+
+def test_a_scalar_passes_through_untouched() -> None:
+    module, plain = Alternating(), Regression("scalar")
+    fit(module, callbacks=[JacobianDescent("mean")])
+    fit(plain)
+    assert_same_weights(module, plain)
+
+
+def test_other_keys_of_the_output_are_kept() -> None:
+    class Listener(L.Callback):
+        outputs: Any = None
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *args: Any) -> None:
+            self.outputs = outputs
+
+    listener = Listener()
+    fit(Regression("in_dict"), callbacks=[JacobianDescent(), listener])
+    assert listener.outputs.keys() == {"loss", "extra"}
+    assert listener.outputs["loss"].ndim == 0

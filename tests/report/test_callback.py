@@ -1,0 +1,136 @@
+"""JDReport beside a real Trainer: what it records, when it writes, and what it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
+
+from lightning_jd.errors import ArgumentError, SetupError
+from lightning_jd.report import Run, read_run
+from lightning_jd.surfaces import JacobianDescent, JDReport
+from tests.helpers.lightning import ManualRegression, Regression, fit
+
+
+def steps(run: Run, name: str = "conflict_rate") -> list[float]:
+    return [x for x, _, _ in run.tracks[name].points()]
+
+
+def test_a_fit_leaves_a_page_and_its_numbers(tmp_path: Path) -> None:
+    jd_report = JDReport(str(tmp_path / "out"), every_n_steps=2)
+    fit(Regression("tasks"), callbacks=[jd_report, JacobianDescent("upgrad")])
+    run = read_run(tmp_path / "out")
+    assert run == jd_report.run
+    assert run.aggregator == "upgrad"
+    assert steps(run) == [1, 3, 5, 7, 9, 11]
+    assert list(run.members("loss/")) == list(run.members("weight/")) == ["a", "b", "c"]
+    assert run.cosines is not None
+    assert [row[i] for i, row in enumerate(run.cosines.matrix)] == pytest.approx([1, 1, 1])
+    assert "<svg" in (tmp_path / "out" / "jd_report.html").read_text(encoding="utf-8")
+
+
+def test_instances_have_a_mean_loss_and_no_heat_map(tmp_path: Path) -> None:
+    fit(Regression("instances"), callbacks=[JacobianDescent(), JDReport(str(tmp_path), 1)])
+    run = read_run(tmp_path)
+    assert run.cosines is None
+    assert not run.members("loss/")
+    assert run.mean("mean_loss") > 0
+
+
+def test_the_folder_is_the_loggers_unless_given() -> None:
+    logger = CSVLogger("runs")
+    callbacks = [JacobianDescent("mean"), JDReport(every_n_steps=1)]
+    fit(Regression("tasks"), callbacks=callbacks, logger=logger)
+    assert (Path(logger.log_dir) / "jd_report.html").exists()
+
+
+def test_manual_optimization_is_recorded(tmp_path: Path) -> None:
+    module = ManualRegression("tasks")
+    fit(module, callbacks=[JacobianDescent(), JDReport(str(tmp_path), 1)])
+    assert len(steps(read_run(tmp_path))) == 12
+
+
+def test_the_strategy_and_the_flag_are_found(tmp_path: Path) -> None:
+    from lightning_jd.surfaces import JDModuleMixin, JDStrategy
+
+    class Flagged(JDModuleMixin, Regression):
+        jacobian_descent = "mgda"
+
+    fit(Flagged("tasks"), callbacks=[JDReport(str(tmp_path / "flag"), 1)])
+    assert read_run(tmp_path / "flag").aggregator == "mgda"
+    strategy = JDStrategy("mean")
+    fit(Regression("tasks"), strategy=strategy, callbacks=[JDReport(str(tmp_path / "strategy"), 1)])
+    assert read_run(tmp_path / "strategy").aggregator == "mean"
+
+
+def test_a_run_that_fails_is_written(tmp_path: Path) -> None:
+    class Fails(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 4:
+                raise RuntimeError("out of luck")
+
+    callbacks = [JacobianDescent(), JDReport(str(tmp_path), 1), Fails()]
+    with pytest.raises(RuntimeError, match="out of luck"):
+        fit(Regression("tasks"), callbacks=callbacks)
+    assert steps(read_run(tmp_path)) == [0, 1, 2, 3]
+
+
+def test_a_resumed_run_continues_its_curves(tmp_path: Path) -> None:
+    def callbacks(folder: str) -> list[Any]:
+        return [JacobianDescent(), JDReport(str(tmp_path / folder), 1)]
+
+    fit(Regression("tasks"), callbacks=callbacks("whole"))
+    first = fit(Regression("tasks"), callbacks=callbacks("first"), max_epochs=1)
+    checkpoint = tmp_path / "after_one_epoch.ckpt"
+    first.save_checkpoint(checkpoint)
+    fit(Regression("tasks"), ckpt_path=checkpoint, callbacks=callbacks("second"))
+    expected, found = read_run(tmp_path / "whole"), read_run(tmp_path / "second")
+    assert steps(found) == steps(expected) == list(range(12))
+    for name in ("conflict_rate", "weight/a", "loss/c"):
+        assert found.mean(name) == pytest.approx(expected.mean(name))
+    assert expected.cosines is not None
+    assert found.cosines is not None
+    assert found.cosines.matrix[0] == pytest.approx(expected.cosines.matrix[0])
+
+
+def test_a_new_fit_begins_anew(tmp_path: Path) -> None:
+    jd_report = JDReport(str(tmp_path), 1)
+    for _ in range(2):
+        fit(Regression("tasks"), callbacks=[JacobianDescent(), jd_report], max_epochs=1)
+    assert steps(read_run(tmp_path)) == list(range(6))
+
+
+def test_a_task_that_appears_later_is_in_the_heat_map(tmp_path: Path) -> None:
+    class Growing(Regression):
+        def in_form(self, errors: Tensor) -> Any:
+            loss = super().in_form(errors)["loss"]
+            if self.global_step < 3:
+                loss["a"] = None
+            return {"loss": loss}
+
+    fit(Growing("tasks"), callbacks=[JacobianDescent(), JDReport(str(tmp_path), 1)])
+    run = read_run(tmp_path)
+    assert run.cosines is not None
+    assert list(run.cosines.names) == ["b", "c", "a"]
+    assert steps(run, "loss/a") == list(range(3, 12))
+
+
+def test_reporting_does_not_change_the_training(tmp_path: Path) -> None:
+    plain, reported = Regression("tasks"), Regression("tasks")
+    fit(plain, callbacks=[JacobianDescent()])
+    fit(reported, callbacks=[JacobianDescent(), JDReport(str(tmp_path), 1)])
+    for a, b in zip(plain.parameters(), reported.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_without_jacobian_descent_there_is_nothing_to_report() -> None:
+    with pytest.raises(SetupError, match="JDReport must have something to report on"):
+        fit(Regression("scalar"), callbacks=[JDReport()])
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(ArgumentError, match="`every_n_steps` must be at least 1, got 0"):
+        JDReport(every_n_steps=0)

@@ -1,0 +1,231 @@
+"""From recorded numbers to a page: tracks, files, the rules of the verdict, and escaped names."""
+
+import json
+import math
+import random
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from lightning_jd.errors import ArgumentError
+from lightning_jd.report import Cosines, Run, Track, page, read_run, report, verdict
+
+NASTY = "<script>alert('x')</script> & \"quotes\""
+
+
+def recorded(**values: float) -> Run:
+    run = Run("upgrad")
+    for step in range(10):
+        run.add(step, values)
+    return run
+
+
+def full_run(steps: int = 300) -> Run:
+    noise = random.Random(0)
+    run = Run("upgrad", cosines=Cosines(["depth", NASTY], [[1.0, -0.5], [-0.5, None]]))
+    for step in range(steps):
+        values = {
+            "loss/depth": math.exp(-step / 40),
+            f"loss/{NASTY}": 2 + noise.random(),
+            "weight/depth": 0.5,
+            f"weight/{NASTY}": noise.random(),
+            "norm/depth": 1.0,
+            f"norm/{NASTY}": 5.0,
+            "similarity_to_mean": noise.uniform(0.5, 1),
+            "violation_share": 0.0,
+            "mean_violation_share": 0.5,
+            "violation_worst_cosine": 0.1,
+            "mean_violation_worst_cosine": -0.9,
+            "conflict_rate": 1.0,
+            "norm_imbalance": 2.2,
+            "stationarity_distance": 0.3,
+            "time_share": 0.6,
+            "weights_time_share": 0.02,
+        }
+        run.add(step, values)
+    return run
+
+
+@pytest.mark.parametrize("steps", [1, 256, 257, 3000])
+def test_a_track_keeps_mean_and_spread_in_bounded_memory(steps: int) -> None:
+    track = Track()
+    values = [random.Random(step).gauss(1, 2) for step in range(steps)]
+    for step, value in enumerate(values):
+        track.add(step, value)
+    assert len(track.points()) <= 256
+    assert len(track.points(most=10)) <= 10
+    assert track.mean() == pytest.approx(sum(values) / steps)
+    (x, mean, spread), *rest = track.points(most=1)
+    assert not rest
+    assert x == pytest.approx((steps - 1) / 2, abs=track.width)
+    assert mean == pytest.approx(track.mean())
+    variance = sum((value - mean) ** 2 for value in values) / steps
+    assert spread == pytest.approx(math.sqrt(variance), abs=1e-6)
+
+
+def test_values_that_are_not_finite_leave_a_gap() -> None:
+    track = Track()
+    for step, value in enumerate([1.0, math.nan, math.inf, 3.0]):
+        track.add(step, value)
+    assert track.points() == [(0.0, 1.0, 0.0), (3.0, 3.0, 0.0)]
+    assert math.isnan(Track().mean())
+
+
+def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    run = full_run()
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    run.write(tmp_path / "deep" / "er" / "jd_run.json")
+    assert read_run(tmp_path) == run
+
+
+def test_logged_values_are_a_run_too(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text(
+        "epoch,jd/conflict_rate,jd/weight/a,step,val_loss\n0,0.5,0.25,9,\n0,,,9,1.5\n0,1.0,0.75,19,\n"
+    )
+    run = read_run(tmp_path)
+    assert run.mean("conflict_rate") == 0.75
+    assert list(run.members("weight/")) == ["a"]
+    assert [x for x, _, _ in run.tracks["weight/a"].points()] == [9.0, 19.0]
+
+
+def test_tensorboard_events_are_a_run_too(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path / "version_0")) as writer:
+        for step in range(3):
+            writer.add_scalar("jd/conflict_rate", step, step)
+            writer.add_scalar("loss", 1.0, step)
+    run = read_run(tmp_path)
+    assert list(run.tracks) == ["conflict_rate"]
+    assert run.mean("conflict_rate") == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "levels"),
+    [
+        (
+            {"mean_violation_share": 0.3, "conflict_rate": 0.5, "norm_imbalance": 10,
+             "similarity_to_mean": 0.5, "violation_share": 0.0,
+             "time_share": 0.9, "weights_time_share": 0.3},
+            ["strong", "strong", "strong", "strong"],
+        ),
+        (
+            {"mean_violation_share": 0.0, "conflict_rate": 0.2, "norm_imbalance": 2,
+             "similarity_to_mean": 0.95, "violation_share": 0.0,
+             "time_share": 0.7, "weights_time_share": 0.1},
+            ["notable", "notable", "notable", "notable"],
+        ),
+        (
+            {"mean_violation_share": 0.0, "conflict_rate": 0.0, "norm_imbalance": 1,
+             "similarity_to_mean": 1.0, "violation_share": 0.0,
+             "time_share": 0.7, "weights_time_share": 0.01},
+            ["calm", "calm", "calm", "calm"],
+        ),
+        ({}, ["unknown"] * 4),
+        ({"time_share": 0.7}, ["unknown"] * 4),
+    ],
+)  # fmt: skip
+def test_the_verdict_follows_its_rules(values: dict[str, float], levels: list[str]) -> None:
+    assert [finding.level for finding in verdict(recorded(**values))] == levels
+
+
+def test_a_run_that_only_watches_gets_advice() -> None:
+    run = recorded(similarity_to_mean=1.0, mean_violation_share=0.3, violation_share=0.3)
+    run.aggregator = "mean"
+    assert "Try 'upgrad'" in verdict(run)[2].answer
+
+
+def test_the_verdict_names_the_loudest_task() -> None:
+    assert NASTY in verdict(full_run())[1].answer
+
+
+class Elements(HTMLParser):
+    """Counts elements, and checks that every one is closed."""
+
+    VOID = ("meta", "polygon", "rect", "line", "path")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.links += [v for k, v in attrs if k in ("src", "href", "xlink:href") and v]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_nothing_else() -> None:
+    text = page(full_run(), f"title {NASTY}")
+    elements = Elements()
+    elements.feed(text)
+    assert not elements.open
+    assert not elements.links
+    assert "script" not in elements.seen
+    assert "url(" not in text
+    assert elements.seen.count("svg") == 10
+    assert elements.seen.count("polyline") == 15
+    assert text.count('class="cell"') == 4
+    assert "never together" in text
+
+
+def test_an_empty_run_is_a_page_without_charts() -> None:
+    assert "<svg" not in page(Run(), "nothing")
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-30, 1e30, -5.0])
+def test_constant_curves_of_any_size_are_drawn(value: float) -> None:
+    text = page(recorded(mean_loss=value), "constant")
+    assert text.count("<polyline") == 1
+    assert "nan" not in text
+
+
+def test_many_tasks_are_cut_off_and_said_so() -> None:
+    run = recorded(**{f"weight/task {i}": 0.1 for i in range(30)})
+    run.cosines = Cosines([f"task {i}" for i in range(30)], [[0.1] * 30] * 30)
+    text = page(run, "many")
+    assert "The first 12 of 30." in text
+    assert text.count("<polyline") == 12
+    assert text.count('class="cell"') == 900
+
+
+def test_the_command_writes_and_says_what_it_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full_run().write(tmp_path / "jd_run.json")
+    report(str(tmp_path))
+    assert "strong conflict" in (tmp_path / "jd_report.html").read_text()
+    assert "Is there conflict? Yes, strong conflict" in capsys.readouterr().out
+    report(str(tmp_path), str(tmp_path / "other.html"), title="My run")
+    assert "<h1>My run</h1>" in (tmp_path / "other.html").read_text()
+
+
+def test_the_command_line_knows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("jsonargparse")
+    from lightning_jd.cli import main
+
+    assert main(["report", str(tmp_path / "nowhere")]) == 1
+    assert "`run_dir` must be a folder" in capsys.readouterr().err
+    full_run().write(tmp_path / "jd_run.json")
+    assert main(["report", str(tmp_path)]) == 0
+    assert (tmp_path / "jd_report.html").exists()
+
+
+def test_wrong_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="`run_dir` must be a folder, got"):
+        read_run(tmp_path / "nowhere")
+    with pytest.raises(ArgumentError, match=r"no logged value called 'jd/\.\.\.' was found"):
+        read_run(tmp_path)
+    (tmp_path / "jd_run.json").write_text(json.dumps({"tracks": 3}))
+    with pytest.raises(ArgumentError, match="must hold a run that JDReport has written"):
+        read_run(tmp_path)

@@ -1,0 +1,249 @@
+"""The command line as a newcomer meets it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_jd import cli, doctor
+from lightning_jd.errors import ArgumentError
+
+HERE = __name__
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--help"])
+    assert stopped.value.code == 0
+    printed = capsys.readouterr().out
+    for command in ("bench", "doctor", "regularisation"):
+        assert command in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["doctor"], "module:name"),
+        (["bench"], "weights"),
+        (["bench", "weights"], "Numbers of objectives"),
+        (["regularisation"], "runs.jsonl"),
+    ],
+)
+def test_every_command_explains_itself(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([*words, "--help"])
+    assert stopped.value.code == 0
+    assert expected in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["doktor"])
+    assert stopped.value.code == 2
+    assert "doktor" in capsys.readouterr().err
+
+
+def test_a_command_of_a_group_gets_its_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--sizes", "[2]", "--families", "[gaussian]", "--methods", "[upgrad]"]
+    options = ["--repeats", "1", "--m1024", "false", "--output", str(tmp_path)]
+    assert cli.main(["bench", "weights", *words, *options]) == 0
+    assert (tmp_path / "weights.json").exists()
+    assert "gaussian" in capsys.readouterr().out
+
+
+def test_an_error_is_one_message_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["regularisation", "--data", "nowhere"]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("lightning-jd: `data` must be a folder with the file train-images")
+    assert "Traceback" not in message
+
+
+def test_ctrl_c_is_one_line_and_status_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        """Wait for Ctrl-C."""
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "commands", lambda: {"wait": interrupted})
+    assert cli.main(["wait"]) == 130
+    assert capsys.readouterr().err.strip() == "Interrupted."
+
+
+def test_without_the_extra_the_message_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "jsonargparse", None)
+    assert cli.main(["--help"]) == 1
+    assert "pip install 'lightning-jd[cli]'" in capsys.readouterr().err
+
+
+def test_help_does_not_import_lightning() -> None:
+    code = (
+        "import sys\nfrom lightning_jd.cli import main\n"
+        "try:\n    main(['bench', '--help'])\nexcept SystemExit:\n    pass\n"
+        "print([m for m in ('lightning', 'torchjd', 'matplotlib') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip().endswith("[]")
+
+
+class Instances(nn.Module):
+    """Losses from training_step and example_batch, as in a LightningModule."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, width)
+
+    def example_batch(self) -> Tensor:
+        return torch.ones(5, 3)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.layer(batch).square().mean(dim=1)
+
+
+class Tasks(Instances):
+    def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, dict[str, Tensor]]:
+        out = self.layer(batch)
+        return {"loss": {"depth": out.mean(), "normals": out.square().mean()}}
+
+
+class OneNumber(Instances):
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.layer(batch).mean()
+
+
+class NoStep(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+
+    def example_batch(self) -> Tensor:
+        return torch.ones(5, 3)
+
+
+class WithExampleInput(nn.Linear):
+    example_input_array = torch.ones(5, 3)
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+
+
+class Pair(nn.Module):
+    """Two inputs by name, and two outputs."""
+
+    example_input_array = (torch.ones(5, 3), torch.ones(5, 3))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(a), self.layer(b)
+
+
+class Named(Pair):
+    example_input_array = {"a": torch.ones(5, 3), "b": torch.ones(5, 3)}  # noqa: RUF012
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.layer(a + b)
+
+
+def plain() -> nn.Module:
+    return nn.Linear(3, 2)
+
+
+def losses_and_model() -> tuple[Tensor, nn.Module]:
+    model = nn.Linear(3, 2)
+    return model(torch.ones(4, 3)).mean(dim=1), model
+
+
+NOT_CALLABLE = 3
+
+
+def number() -> int:
+    return 3
+
+
+def diagnosis(target: str, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert cli.main(["doctor", f"{HERE}:{target}", *options]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("target", ["Instances", "Tasks"])
+def test_the_doctor_runs_the_training_step(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = diagnosis(target, capsys)
+    assert "layer.weight" in printed
+    assert "layer.bias" in printed
+
+
+@pytest.mark.parametrize("target", ["WithExampleInput", "losses_and_model"])
+def test_the_doctor_takes_inputs_and_losses(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "weight" in diagnosis(target, capsys)
+
+
+def test_the_doctor_calls_a_model_with_named_inputs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "layer.weight" in diagnosis("Named", capsys)
+
+
+def test_the_doctor_draws_an_input_of_a_given_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "weight" in diagnosis("plain", capsys, "--input_shape", "[6, 3]")
+
+
+def test_the_doctor_passes_arguments_to_the_class() -> None:
+    losses, model = doctor._losses_and_model(Instances, "x:Instances", {"width": 7}, None)
+    assert losses.shape == (5,)
+    assert model.layer.out_features == 7
+
+
+def test_the_doctor_finds_modules_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "project_of_a_newcomer.py").write_text(
+        "from torch import nn\ndef model():\n    return nn.Linear(3, 2)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    words = ["doctor", "project_of_a_newcomer:model", "--input_shape", "[4, 3]"]
+    assert cli.main(words) == 0
+    assert "weight" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("no_colon", r"must be written 'module:name', got 'no_colon'. For instance"),
+        ("no_such_module_at_all:Model", r"can be imported, got 'no_such_module_at_all'"),
+        ("lightning_jd.errors:Nothing", r"got 'Nothing'. The module has: ArgumentError"),
+        (f"{HERE}:NOT_CALLABLE", r"must be a class or a function, got int"),
+        (f"{HERE}:number", r"must give a model or a pair \(losses, model\), got int"),
+        (f"{HERE}:plain", r"neither a method `example_batch\(\)` nor .*--input_shape"),
+        (f"{HERE}:OneNumber", r"must return several losses, got one number.*reduction='none'"),
+        (f"{HERE}:NoStep", r"must have a method `training_step\(batch, batch_idx\)`"),
+        (f"{HERE}:Pair", r"must return a tensor with one entry per instance .*got tuple"),
+    ],
+)
+def test_what_the_doctor_cannot_do_is_explained(
+    target: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["doctor", target]) == 1
+    assert_matches(capsys.readouterr().err, message)
+
+
+def test_missing_arguments_of_the_class_are_explained() -> None:
+    with pytest.raises(ArgumentError, match=r"arguments of --init \(\{\}\), got: .*in_features"):
+        doctor._losses_and_model(nn.Linear, "torch.nn:Linear", {}, None)
+
+
+def assert_matches(text: str, pattern: str) -> None:
+    import re
+
+    assert re.search(pattern, text, re.DOTALL), text
