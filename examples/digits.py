@@ -44,20 +44,18 @@ class Digits(LightningModule):
 
 @dataclass
 class Recorder(Callback):
-    """Keeps the mean loss of every step, and the share of images that its update makes worse."""
+    """Keeps the mean loss of every step, and how much damage its update does."""
 
     progress: tqdm
     losses: list[float] = field(default_factory=list)
-    harmed: list[float] = field(default_factory=list)
+    damage: list[float] = field(default_factory=list)
     diverged: bool = False
 
     def on_train_batch_end(self, trainer: Trainer, module: LightningModule, outputs, *_) -> None:
         report = next(c for c in trainer.callbacks if isinstance(c, JacobianDescent)).report
         self.losses.append(float(outputs["loss"]))
-        first_order_change = report.gramian @ report.weights  # of each loss, per unit of step
-        norms = report.gramian.diagonal().sqrt()
-        update_norm = (report.weights @ first_order_change).clamp(min=0).sqrt()
-        self.harmed.append(float((first_order_change < -1e-3 * norms * update_norm).float().mean()))
+        decrease = report.gramian @ report.weights  # of each loss, to first order
+        self.damage.append(float((-decrease).clamp(min=0).sum() / decrease.clamp(min=0).sum()))
         self.progress.update()
 
     @property
@@ -94,16 +92,14 @@ def draw(best: dict[str, tuple[float, Recorder]], file: Path) -> None:
     for method, (rate, run) in best.items():
         style = {"color": METHODS[method], "linewidth": 2, "label": f"{method}, lr {rate:.2g}"}
         left.plot(smooth(run.losses), **style)
-        right.plot([100 * share for share in smooth(run.harmed)], **style)
+        right.plot([100 * share for share in smooth(run.damage)], **style)
     left.set(
         xlabel="step",
         ylabel="mean training loss",
         yscale="log",
         title="Loss at the best learning rate",
     )
-    right.set(
-        xlabel="step", ylabel="% of the batch", title="Images whose loss the update increases"
-    )
+    right.set(xlabel="step", ylabel="% of the decreases", title="Losses that the update increases")
     for axis in (left, right):
         axis.grid(alpha=0.3)
         axis.legend(frameon=False)
@@ -133,7 +129,8 @@ def main() -> None:
         help="learning rates to try",
     )
     arguments = parser.parse_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # a dozen runs, one bar
+    for package in ("lightning.pytorch", "lightning.fabric"):  # eight runs, but one bar
+        logging.getLogger(package).setLevel(logging.ERROR)
 
     digits = load_digits()
     images = torch.tensor(digits.images[:1024], dtype=torch.float32)[:, None]
@@ -146,10 +143,12 @@ def main() -> None:
         for method in METHODS:
             runs = {r: train(method, r, data, arguments.epochs, bar) for r in arguments.rates}
             best[method] = min(runs.items(), key=lambda item: item[1].area)
-    print(f"\n{'method':<10}{'best lr':>10}{'area':>10}{'last loss':>12}{'images harmed':>16}")
+    print(f"\n{'method':<10}{'best lr':>10}{'area':>10}{'last loss':>12}{'damage':>10}")
     for method, (rate, run) in best.items():
-        last, harmed = sum(run.losses[-32:]) / 32, 100 * sum(run.harmed) / len(run.harmed)
-        print(f"{method:<10}{rate:>10.2g}{run.area:>10.3f}{last:>12.4f}{harmed:>15.1f}%")
+        last, damage = sum(run.losses[-32:]) / 32, 100 * sum(run.damage) / len(run.damage)
+        print(f"{method:<10}{rate:>10.2g}{run.area:>10.3f}{last:>12.4f}{damage:>9.1f}%")
+    print("area: under the loss curve. damage: losses that an update increases, in % of those that")
+    print("it decreases (to first order, mean over the steps). Lower is better in all columns.")
     draw(best, arguments.output)
     if arguments.save:
         curves = {m: {"learning_rate": r, "losses": run.losses} for m, (r, run) in best.items()}

@@ -14,8 +14,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_jd import JacobianDescent, JDReport
 from lightning_jd.report import Run
-from lightning_jd.surfaces import JacobianDescent, JDReport
 
 TASKS = {"position": 1.0, "heading": 1.0, "speed": 0.7, "distance": 2.0}  # name to loudness
 

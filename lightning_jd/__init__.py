@@ -14,11 +14,18 @@ from lightning_jd.core import backward
 from lightning_jd.engines import jacobian
 
 if TYPE_CHECKING:
-    from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy, JDModuleMixin, JDStrategy
+    from lightning_jd.surfaces import (
+        JacobianDescent,
+        JDDDPStrategy,
+        JDModuleMixin,
+        JDReport,
+        JDStrategy,
+    )
 
 __all__ = [
     "JDDDPStrategy",
     "JDModuleMixin",
+    "JDReport",
     "JDStrategy",
     "JacobianDescent",
     "available",
@@ -29,7 +36,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_NEED_LIGHTNING = {"JDDDPStrategy", "JDModuleMixin", "JDStrategy", "JacobianDescent"}
+_NEED_LIGHTNING = {"JDDDPStrategy", "JDModuleMixin", "JDReport", "JDStrategy", "JacobianDescent"}
 
 register_strategies()
 

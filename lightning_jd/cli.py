@@ -3,9 +3,12 @@
 A command is a plain typed function: the signature gives its options, the docstring its help.
 """
 
-import inspect
+import ast
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_jd.errors import JDError
@@ -13,41 +16,37 @@ from lightning_jd.errors import JDError
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-Command = Callable[..., None]
-Commands = dict[str, "Command | tuple[str, Commands]"]
+Commands = Mapping[str, "str | tuple[str, Commands]"]
+
+#: Name to "module:function", or to a line of help and a mapping of the same kind.
+COMMANDS: Commands = {
+    "doctor": "lightning_jd.doctor:doctor",
+    "report": "lightning_jd.report:report",
+    "regularisation": "lightning_jd.experiments.regularisation:regularisation",
+    "bench": (
+        "Measure the package on this machine.",
+        {
+            "weights": "lightning_jd.bench.weights:weights",
+            "engines": "lightning_jd.bench.engines:engines",
+            "metrics": "lightning_jd.bench.metrics:metrics",
+        },
+    ),
+}
 
 _INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C has ended
 
 
-def commands() -> Commands:
-    """Name to function, or to a line of help and a mapping of the same kind."""
-    from lightning_jd.bench.engines import engines
-    from lightning_jd.bench.metrics import metrics
-    from lightning_jd.bench.weights import weights
-    from lightning_jd.doctor import doctor
-    from lightning_jd.experiments.regularisation import regularisation
-    from lightning_jd.report import report
-
-    return {
-        "doctor": doctor,
-        "bench": (
-            "Measure the package on this machine.",
-            {"weights": weights, "engines": engines, "metrics": metrics},
-        ),
-        "regularisation": regularisation,
-        "report": report,
-    }
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS) -> int:
     """Run one command.
 
     Args:
         argv: The words after ``lightning-jd``; ``None`` reads them from the shell.
+        commands: What can be run.
 
     Returns:
         The exit status: 0, 1 after an error that the message explains, 130 after Ctrl-C.
     """
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
         parser = _parser("Jacobian descent for PyTorch Lightning.", "lightning-jd")
     except ImportError:
@@ -58,14 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     try:
-        table = commands()
-        _add(parser, table)
-        chosen: Any = parser.parse_args(None if argv is None else list(argv))
-        command: Any = ("", table)
-        while isinstance(command, tuple):
-            name = chosen.subcommand
-            command, chosen = command[1][name], chosen[name]
-        command(**chosen.as_dict())
+        function = _add(parser, commands, words)
+        options: Any = parser.parse_args(words)
+        while "subcommand" in options:
+            options = options[options.subcommand]
+        function(**options.as_dict())
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         return _INTERRUPTED
@@ -86,18 +82,42 @@ def _parser(description: str, prog: str | None = None) -> "ArgumentParser":
     return ArgumentParser(prog=prog, description=description, formatter_class=Help)
 
 
-def _add(parser: "ArgumentParser", table: Commands) -> None:
+def _add(parser: "ArgumentParser", commands: Commands, words: list[str]) -> Callable[..., None]:
+    """Add the commands to the parser, and the options of the one that the words choose.
+
+    Only that one is imported: some need libraries that take seconds.
+    """
+    chosen: Callable[..., None] = _nothing
     subcommands = parser.add_subcommands(required=True)
-    for name, command in table.items():
-        text = command[0] if isinstance(command, tuple) else (inspect.getdoc(command) or "")
+    for name, command in commands.items():
+        text = command[0] if isinstance(command, tuple) else _docstring(command)
         text = text.partition("\nArgs:")[0].strip()
         child = _parser(text)
         subcommands.add_subcommand(name, child, help=text.partition("\n")[0])
-        # Only now: jsonargparse wants the levels to be added from the top.
+        if words[:1] != [name]:
+            continue
         if isinstance(command, tuple):
-            _add(child, command[1])
+            chosen = _add(child, command[1], words[1:])
         else:
-            child.add_function_arguments(command, as_group=False, as_positional=True)
+            module, _, function = command.partition(":")
+            chosen = getattr(import_module(module), function)
+            child.add_function_arguments(chosen, as_group=False, as_positional=True)
+    return chosen
+
+
+def _nothing() -> None:
+    """What runs if the words name no command; the parser has refused them before."""
+
+
+def _docstring(command: str) -> str:
+    """Read the docstring of "module:function" without importing the module."""
+    module, _, name = command.partition(":")
+    spec = find_spec(module)
+    source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return ast.get_docstring(node) or ""
+    raise ImportError(f"The command {command} must be defined where it says, but is not.")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,9 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         (["doctor"], "module:name"),
         (["bench"], "weights"),
         (["bench", "weights"], "Numbers of objectives"),
+        (["bench", "engines"], "plain mean-loss step"),
+        (["bench", "metrics"], "metrics of one step"),
+        (["report"], "HTML"),
         (["regularisation"], "runs.jsonl"),
     ],
 )
@@ -65,16 +68,26 @@ def test_an_error_is_one_message_and_no_traceback(capsys: pytest.CaptureFixture[
     assert "Traceback" not in message
 
 
-def test_ctrl_c_is_one_line_and_status_130(
+def interrupted() -> None:
+    """Wait for Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_is_one_line_and_status_130(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["wait"], {"wait": f"{HERE}:interrupted"}) == 130
+    assert capsys.readouterr().err.strip() == "Interrupted."
+
+
+def test_the_words_of_the_shell_are_read(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted() -> None:
-        """Wait for Ctrl-C."""
-        raise KeyboardInterrupt
+    monkeypatch.setattr(sys, "argv", ["lightning-jd", "wait"])
+    assert cli.main(None, {"wait": f"{HERE}:interrupted"}) == 130
 
-    monkeypatch.setattr(cli, "commands", lambda: {"wait": interrupted})
-    assert cli.main(["wait"]) == 130
-    assert capsys.readouterr().err.strip() == "Interrupted."
+
+def test_a_command_that_does_not_exist_is_a_mistake_of_ours() -> None:
+    with pytest.raises(ImportError, match=r"errors:nothing must be defined where it says"):
+        cli.main(["x"], {"x": "lightning_jd.errors:nothing"})
 
 
 def test_without_the_extra_the_message_names_it(
@@ -85,11 +98,11 @@ def test_without_the_extra_the_message_names_it(
     assert "pip install 'lightning-jd[cli]'" in capsys.readouterr().err
 
 
-def test_help_does_not_import_lightning() -> None:
+def test_help_imports_only_what_the_command_needs() -> None:
     code = (
         "import sys\nfrom lightning_jd.cli import main\n"
-        "try:\n    main(['bench', '--help'])\nexcept SystemExit:\n    pass\n"
-        "print([m for m in ('lightning', 'torchjd', 'matplotlib') if m in sys.modules])"
+        "try:\n    main(['bench', 'weights', '--help'])\nexcept SystemExit:\n    pass\n"
+        "print([m for m in ('lightning', 'torchjd', 'torchmetrics') if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip().endswith("[]")

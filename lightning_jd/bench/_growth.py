@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from lightning_jd.bench._clock import interleaved, ratio
 from lightning_jd.bench._models import Work, cnn, mlp, transformer
+from lightning_jd.bench._report import Report
 from lightning_jd.bench._steps import make_step
 from lightning_jd.errors import MissingDependencyError
 
@@ -55,6 +56,19 @@ def measure_point(
     timings = interleaved(steps, repeats=repeats, warmup=2, clock=clock, budget=5.0)
     plain = timings["plain"]
     return Point(panel, line, size, 1000 * plain.median, ratio(timings["ours"], plain))
+
+
+def growth_report(measured: list[Point]) -> Report:
+    """The numbers behind the picture."""
+    columns = {
+        "panel": "against",
+        "line": "work",
+        "size": "size",
+        "plain_ms": "plain ms",
+        "ratio": "ours / plain",
+    }
+    rows = [point._asdict() for point in measured]
+    return Report("engines_growth", "Growth of the cost of a step", columns, rows)
 
 
 def plot(measured: list[Point], path: Path) -> None:

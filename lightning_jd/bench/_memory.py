@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from lightning_jd.bench._models import CASES
-from lightning_jd.bench._steps import make_step
+from lightning_jd.bench._steps import OPPONENTS, make_step
 from lightning_jd.errors import SetupError
 
 _STATUS = Path("/proc/self/status")
@@ -45,11 +45,11 @@ def peak_memory(case: str, engine: str, threads: int) -> float | None:
         threads: Number of threads.
 
     Returns:
-        The largest value of the first three steps, or ``None`` if the engine is not installed or
-        fails on this work.
+        The largest value of the first three steps, or ``None`` if the engine is TorchJD's and is
+        not installed or fails on this work.
 
     Raises:
-        SetupError: If the operating system does not tell.
+        SetupError: If the operating system does not tell, or another engine fails.
     """
     if not _STATUS.exists():
         raise SetupError("`--memory` must read /proc/self/status, which only Linux has.")
@@ -61,7 +61,12 @@ def peak_memory(case: str, engine: str, threads: int) -> float | None:
         check=False,
     )
     if run.returncode != 0:
-        return None
+        if engine in OPPONENTS:
+            return None
+        raise SetupError(
+            f"The step of {engine!r} on {case!r} must run in a process of its own, but it ended "
+            f"with: {run.stderr.strip().splitlines()[-1:]}"
+        )
     measured: float | None = json.loads(run.stdout.splitlines()[-1])
     return measured
 

@@ -15,7 +15,8 @@ from lightning_jd.core import backward
 from lightning_jd.errors import UnknownNameError
 
 Step = Callable[[], None]
-ENGINES = ("plain", "ours", "ours_low", "autogram", "autojac")
+OPPONENTS = ("autogram", "autojac")  # TorchJD's two engines
+ENGINES = ("plain", "ours", "ours_low", *OPPONENTS)
 
 
 def make_step(engine: str, work: Work, aggregator: str) -> Step | None:

@@ -9,15 +9,14 @@ import torch
 
 from lightning_jd.bench._clock import Timing, interleaved, ratio
 from lightning_jd.bench._console import console, progress_bar
-from lightning_jd.bench._growth import measure_point, plot, points
+from lightning_jd.bench._growth import growth_report, measure_point, plot, points
 from lightning_jd.bench._memory import peak_memory
 from lightning_jd.bench._models import CASES, Case
 from lightning_jd.bench._report import Report, Value
-from lightning_jd.bench._steps import ENGINES, make_step
+from lightning_jd.bench._steps import ENGINES, OPPONENTS, Step, make_step
 from lightning_jd.errors import ArgumentError, UnknownNameError
 
 Clock = Literal["wall", "cpu"]
-_OPPONENTS = ("autogram", "autojac")
 _COLUMNS = {
     "case": "work",
     "m": "objectives",
@@ -95,8 +94,7 @@ def engines(
     if growth:
         written.append(output / "engines_growth.png")
         plot(grown, written[-1])
-        curves = Report("engines_growth", "Growth", {}, [point._asdict() for point in grown])
-        written.append(curves.write(output)[0])
+        written += growth_report(grown).write(output)
     console().print(f"Wrote {', '.join(map(str, written))}.")
 
 
@@ -120,9 +118,9 @@ def timed(case: Case, repeats: int, clock: Clock, seconds: float = 10.0) -> dict
     for engine in ENGINES:
         torch.manual_seed(0)
         step = make_step(engine, case.build(), case.aggregator)
-        if step is not None and _runs(step, optional=engine in _OPPONENTS):
+        if step is not None and _runs(step, optional=engine in OPPONENTS):
             steps[engine] = step
-    own = {name: step for name, step in steps.items() if name not in _OPPONENTS}
+    own = {name: step for name, step in steps.items() if name not in OPPONENTS}
     first = interleaved(own, repeats=repeats, warmup=3, clock=clock)
     plain, ours = first["plain"], first["ours"]
     ratios = Timing(tuple(a / b for a, b in zip(ours.samples, plain.samples, strict=True)))
@@ -137,7 +135,7 @@ def timed(case: Case, repeats: int, clock: Clock, seconds: float = 10.0) -> dict
         "mark": "yes" if ratio(ours, plain) <= case.must else "missed",
         "ours_low": ratio(first["ours_low"], plain),
     }
-    opponents = [name for name in _OPPONENTS if name in steps]
+    opponents = [name for name in OPPONENTS if name in steps]
     if opponents:
         del steps["ours_low"]
         second = interleaved(steps, repeats=repeats, warmup=0, clock=clock, budget=seconds)
@@ -147,9 +145,8 @@ def timed(case: Case, repeats: int, clock: Clock, seconds: float = 10.0) -> dict
     return row
 
 
-def _runs(step: object, *, optional: bool) -> bool:
+def _runs(step: Step, *, optional: bool) -> bool:
     """Try a step once; TorchJD may refuse a model, or need more memory than there is."""
-    assert callable(step)
     try:
         step()
     except Exception:
@@ -160,8 +157,7 @@ def _runs(step: object, *, optional: bool) -> bool:
 
 
 def _objectives(case: Case) -> int:
-    losses = case.build().losses()
-    return len(losses)
+    return len(case.build().losses())
 
 
 def remembered(case: Case, threads: int) -> dict[str, Value]:

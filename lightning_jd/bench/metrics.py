@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_jd.aggregators import resolve
 from lightning_jd.bench._clock import Timing, interleaved
 from lightning_jd.bench._console import console, progress_bar
 from lightning_jd.bench._report import Report, Value
@@ -72,8 +71,7 @@ def measure(batch_size: int, repeats: int, clock: Literal["wall", "cpu"]) -> lis
     torch.manual_seed(0)
     plain, losses, parameters = _training(batch_size)
     step = backward(losses(), parameters, "upgrad")
-    G = step.gramian
-    w = resolve("upgrad").weights(G)  # type: ignore[attr-defined]  # a weighting
+    G, w = step.gramian, step.weights
     history = ConflictSummary()
     looks: dict[str, Callable[[], object]] = {
         "all scalars, left on the device": lambda: conflict_summary(G, w),
@@ -81,7 +79,7 @@ def measure(batch_size: int, repeats: int, clock: Literal["wall", "cpu"]) -> lis
         "the same with the distance to stationarity": lambda: conflict_summary(
             G, w, stationarity=True
         ).to_dict(),
-        "torchmetrics' ConflictSummary.update": lambda: history.update(G, w),
+        "the metric ConflictSummary, one update": lambda: history.update(G, w),
     }
     timings = interleaved({"plain": plain, **looks}, repeats=repeats, warmup=5, clock=clock)
     base = timings["plain"].samples
@@ -117,7 +115,7 @@ def _training(
 
     def plain() -> None:
         optimizer.zero_grad()
-        losses().mean().backward()  # type: ignore[no-untyped-call]
+        losses().mean().backward()
         optimizer.step()
 
     return plain, losses, list(network.parameters())

@@ -49,7 +49,8 @@ def backward(
             name and parameter. The others get their plain gradient, that of the sum over tasks of
             the mean over instances. So a head keeps the gradient of its own loss.
         groups: ``None`` to aggregate all selected parameters together, ``"layer"`` for one
-            aggregation per module, or a function from the name of a parameter to its group.
+            aggregation per module, or a function from the name of a parameter to its group. Every
+            group costs a backward pass of its own.
         memory: ``"fast"`` keeps activation gradients; ``"low"`` ends with an ordinary backward.
 
     Returns:

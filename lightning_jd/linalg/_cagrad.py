@@ -28,9 +28,9 @@ def cagrad_weights(gramian: Tensor, c: float) -> Tensor:
         d = \operatorname*{arg\,max}_{\|d - g_0\| \,\le\, c \|g_0\|} \; \min_i \; g_i^\top d
           = J^\top w .
 
-    It is :math:`w = 1/m + y` with the least :math:`y \succeq 0` such that :math:`G w \succeq \lambda`,
-    complementary to :math:`y`; the level :math:`\lambda` is the root of
-    :math:`y^\top G y = c^2 \|g_0\|^2`. Two cases have no such root:
+    Here :math:`w = 1/m + y`, where :math:`y \succeq 0` and :math:`G w \succeq \lambda` are
+    complementary, and the level :math:`\lambda` is the root of
+    :math:`y^\top G y = c^2 \|g_0\|^2`. Two cases have none:
 
     - The mean gradient is zero, and so is the radius: :math:`w = 1/m`.
     - The rows are Pareto stationary (a convex combination of them is zero) and the ball is large
@@ -40,8 +40,9 @@ def cagrad_weights(gramian: Tensor, c: float) -> Tensor:
     Both are decided relative to the norms of the rows, at the noise of the dtype of ``gramian``
     (and, for float64, as soon as the shortest convex combination is 5e-6 times shorter than its
     terms): beyond it the weights would grow without bound.
-    The paper takes :math:`c < 1`, which guarantees convergence of the mean loss; from :math:`c = 1` on,
-    no objective is ever in conflict with the direction. The Gramian is copied to the host once.
+    The paper takes :math:`c < 1`, which guarantees convergence of the mean loss; from
+    :math:`c = 1` on, no objective is ever in conflict with the direction. The Gramian is copied to
+    the host once.
 
     Args:
         gramian: :math:`G = J J^\top`, shape ``(m, m)``.
@@ -113,7 +114,8 @@ def _reach(
     the root in closed form. Bisection guards the search for that set.
     """
     level = (low + high) / 2
-    z, positive = np.zeros_like(b), None
+    z = np.zeros_like(b)
+    positive: Mask | None = None
     for _ in range(ITERATIONS):
         z = solve_single(C, b - level * o, noise, unique=True, positive=positive)
         positive = z > 0
@@ -128,7 +130,7 @@ def _reach(
 
 
 def _root(C: Array, b: Array, o: Array, radius: float, positive: Mask) -> float:
-    """The level at which ``z_P = C_PP⁻¹ (level o - b)_P`` has length ``radius``; NaN if there is none."""
+    """The level at which ``z_P = C_PP⁻¹ (level o - b)_P`` has length ``radius``, or NaN."""
     P = np.flatnonzero(positive)
     try:
         r, s = np.linalg.solve(C[P[:, None], P], np.stack([o[P], b[P]], axis=1)).T

@@ -32,9 +32,9 @@ def dual_cone_weights(
     ``reg=0`` is the projection itself. A positive ``reg`` bounds the weights and lets an objective
     count less the smaller its gradient is; the program is solved exactly whatever ``reg`` is.
 
-    Where :math:`H` is singular, :math:`v` is not unique, although :math:`J^\top v` is: the answer is
-    the one that a vanishing regularisation selects. Where :math:`H` is indefinite by rounding, it is
-    shifted, on the unit-diagonal scale, by the least multiple of the identity that lifts its
+    Where :math:`H` is singular, :math:`v` is not unique, although :math:`J^\top v` is: the answer
+    is the one that a vanishing regularisation selects. Where :math:`H` is indefinite by rounding,
+    it is shifted, on the unit-diagonal scale, by the least multiple of the identity that lifts its
     eigenvalues above the noise of the dtype of the Gramian. So the weights are always finite.
     An objective without gradient keeps its target; if no objective has one, all do.
 
@@ -66,6 +66,8 @@ def dual_cone_weights(
             f"`targets` must have shape (k, {len(gramian)}) or ({len(gramian)},), "
             f"got {tuple(targets.shape)}."
         )
+    if targets.numel() == 0:
+        return targets.to(gramian)
     U = targets.detach().reshape(-1, len(gramian))
     small = len(gramian) <= SMALL or len(U) <= FEW
     if gramian.device.type == "cpu" and solver == "auto" and small:
@@ -195,12 +197,17 @@ def _is_certain(reg: float, d: _small.Array) -> bool:
 
 
 def _to_array(name: str, tensor: Tensor) -> _small.Array:
-    array: _small.Array = tensor.detach().to(torch.float64).numpy()
+    if tensor.dtype == torch.bfloat16:  # unknown to NumPy
+        tensor = tensor.float()
+    array: _small.Array = tensor.detach().numpy().astype(np.float64)
     if not math.isfinite(array.sum()):  # a sum may overflow: look closer
         check_finite(name, tensor)
     return array
 
 
 def _to_tensor(weights: _small.Array, dtype: torch.dtype, bounded: bool) -> Tensor:
-    tensor = torch.from_numpy(weights)
-    return tensor.to(dtype) if bounded else to_finite(tensor, dtype)
+    if bounded and dtype == torch.float32:
+        return torch.from_numpy(
+            weights.astype(np.float32)
+        )  # half the cost of a conversion in torch
+    return to_finite(torch.from_numpy(weights), dtype)

@@ -1,9 +1,9 @@
 """Guess the active sets of all programs at once, with matrix products only.
 
-The program ``z >= 0, w = Cz + q >= 0, zᵀw = 0`` has the form ``z = |x| + x, w = ρ(|x| - x)``: both are
-non-negative and never positive together. Then ``Cz + q = w`` reads
+Write a solution of ``z >= 0, w = Cz + q >= 0, zᵀw = 0`` as ``z = |x| + x, w = ρ(|x| - x)``: both
+are non-negative and never positive together. Then ``Cz + q = w`` reads
 ``(C + ρI) x = (ρI - C) |x| - q``, a fixed point whose iteration needs one inverse for all ``q``.
-The signs of ``x`` settle long before its values: they are the guess, and exact pivoting does the rest.
+The signs of ``x`` settle long before its values: they are the guess; exact pivoting does the rest.
 
 References:
     van Bokhoven, *Piecewise-linear modelling and analysis*, 1981 (the modulus iteration).
@@ -18,7 +18,7 @@ SETTLED = 0.15  # share of rows that may still change: pivoting repairs them at 
 
 
 def guess_positive(C: Tensor, Q: Tensor) -> Tensor:
-    """Which ``z_ij`` are probably positive in the solution of row i of ``Q`` (k, m): bool (k, m)."""
+    """Which entries of z are probably positive, for every row of ``Q`` (k, m)."""
     m = len(C)
     identity = torch.eye(m, dtype=C.dtype, device=C.device)
     N = torch.cholesky_inverse(torch.linalg.cholesky_ex(C + RHO * identity).L)

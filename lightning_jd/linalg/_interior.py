@@ -1,7 +1,7 @@
 """Last resort: a batched interior-point method, which no degenerate active set can trap.
 
-Mehrotra's predictor-corrector for ``z >= 0, w = Cz + q >= 0, z ∘ w = 0``, all rows at once. Where the
-corrector overshoots, a plainly centred step is taken instead; the best iterate is kept.
+Mehrotra's predictor-corrector for ``z >= 0, w = Cz + q >= 0, z ∘ w = 0``, all rows at once. Where
+the corrector overshoots, a plainly centred step is taken instead; the best iterate is kept.
 
 References:
     Mehrotra, *On the implementation of a primal-dual interior point method*, 1992.
@@ -16,7 +16,7 @@ TO_THE_BOUNDARY = 0.995
 
 
 def interior_point(C: Tensor, Q: Tensor, *, tolerance: float) -> Tensor:
-    """``Z`` (k, m), each row to the relative natural residual ``tolerance`` or as near as it gets."""
+    """``Z`` (k, m), each row to the natural residual ``tolerance`` or as near as it gets."""
     per_batch = max(1, BATCH // len(C) ** 2)
     return torch.cat([_interior_point(C, q, tolerance) for q in Q.split(per_batch)])
 

@@ -37,7 +37,7 @@ class MinNormResiduals(NamedTuple):
     Attributes:
         infeasibility: By how much ``v >= 0`` or ``sum v = 1`` is violated.
         violation: By how much some row is nearer to the origin, along ``Jᵀv``, than ``Jᵀv`` itself.
-        slackness: By how much a row with a positive weight is farther.
+        slackness: By how much a row that is farther counts: its weight times its distance.
     """
 
     infeasibility: Tensor
@@ -85,8 +85,8 @@ def min_norm_residuals(gramian: Tensor, weights: Tensor) -> MinNormResiduals:
     r"""Certify the answer of :func:`min_norm_weights`.
 
     The optimality conditions are :math:`(Gv)_i \ge v^\top G v` for all i, with equality where
-    :math:`v_i > 0`. The differences are taken relative to :math:`\|g_i\| \sum_j v_j \|g_j\|`, the
-    size of the terms of :math:`(Gv)_i`.
+    :math:`v_i > 0`. The differences are taken relative to :math:`\|g_i\| s` and, times
+    :math:`v_i`, to :math:`s^2`, where :math:`s = \sum_j v_j \|g_j\|`: the sizes of their terms.
 
     Args:
         gramian: :math:`G`, shape ``(m, m)``.
@@ -97,20 +97,20 @@ def min_norm_residuals(gramian: Tensor, weights: Tensor) -> MinNormResiduals:
 
     Example:
         >>> G = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> min_norm_residuals(G, torch.tensor([0.5, 0.5])).violation
-        tensor(0., dtype=torch.float64)
+        >>> min_norm_residuals(G, torch.tensor([1.0, 0.0])).violation  # the other row is nearer
+        tensor(1., dtype=torch.float64)
     """
     check_square("gramian", gramian)
     G, v = gramian.detach().to(torch.float64), weights.detach().to(torch.float64)
     G = G / G.diagonal().amax().clamp(min=torch.finfo(torch.float64).tiny)
     norms = G.diagonal().clamp(min=0).sqrt()
-    share = v.abs() * norms
-    size = share.sum()
+    size = (v.abs() * norms).sum()
     gap = G @ v - v @ G @ v
-    gap = torch.where(norms * size > 0, gap / (norms * size), torch.zeros_like(gap))
-    share = torch.where(size > 0, share / size, share)
+    positive = norms * size > 0
+    gap = torch.where(positive, gap / torch.where(positive, norms * size, 1.0), 0.0)
+    share = v * norms / torch.where(size > 0, size, 1.0)
     return MinNormResiduals(
         infeasibility=torch.maximum((v.sum() - 1).abs(), (-v).clamp(min=0).amax()),
         violation=(-gap).clamp(min=0).amax(),
-        slackness=torch.minimum(share, gap).clamp(min=0).amax(),
+        slackness=(share * gap).clamp(min=0).amax(),
     )

@@ -1,7 +1,7 @@
 """Exact block principal pivoting for many complementarity programs that share one matrix.
 
-A row asks for ``z >= 0, w = Cz + q >= 0, zᵀw = 0``. Given the set P where z is positive, ``z_P`` solves
-``C_PP z_P = -q_P``; entries with the wrong sign change sides, and so on until none is left.
+A row asks for ``z >= 0, w = Cz + q >= 0, zᵀw = 0``. Given the set P where z is positive, ``z_P``
+solves ``C_PP z_P = -q_P``; entries with the wrong sign change sides, until none is left.
 All rows advance together; systems of similar size are factorised in one batch.
 
 References:
@@ -50,7 +50,7 @@ class PrincipalSystems:
             batch = ranking[start:stop, None]
             D = index[batch[:, 0], : counts[stop - 1]]
             A = torch.take(self.matrix, (D * (m + 1))[:, :, None] + D[:, None, :])
-            A.diagonal(dim1=1, dim2=2).add_((D == m).to(A.dtype))
+            A.diagonal(dim1=1, dim2=2).add_(D.eq(m))
             solution, _ = torch.linalg.solve_ex(A, sides[batch, D].unsqueeze(-1))
             exchanged[batch, D] = solution.squeeze(-1).neg_()
         exchanged = exchanged[:, :m]
@@ -59,7 +59,7 @@ class PrincipalSystems:
 
 
 def _pivot_on(C: Tensor, Q: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
-    """Exchange z and w on S: ``(w_S, z_N) -> (z_S, w_N)`` is ``M`` and starts from a row of ``R``."""
+    """Exchange z and w on S: ``(z_S, w_N) = M (w_S, z_N) + r``, with r a row of ``R``."""
     k = int(S.sum())  # host sync
     if k == 0:
         return C, Q

@@ -1,4 +1,4 @@
-"""The program on the unit-diagonal scale: a change of variables that makes every threshold relative.
+"""The program on the unit-diagonal scale, where every threshold is relative.
 
 With ``D = diag(H)^(1/2)``, ``C = D⁻¹HD⁻¹`` and ``y = Dv`` the program ``min vᵀHv, v >= u`` becomes
 ``min yᵀCy, y >= Du``. Nothing is approximated, and rows whose norms differ by 1e16 become equals.

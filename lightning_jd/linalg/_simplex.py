@@ -48,7 +48,8 @@ def min_norm(G: Array, noise: float) -> Array:
     diagonal = G.diagonal()
     zero = diagonal <= 0
     if zero.any():
-        return zero / zero.sum()
+        share: Array = zero / np.count_nonzero(zero)
+        return share
     scale = diagonal.min()
     squares = diagonal / scale
     s = (

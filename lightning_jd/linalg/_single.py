@@ -1,4 +1,4 @@
-"""One right-hand side: the same pivoting without the machinery for many (DualProj, MGDA, CAGrad)."""
+"""One right-hand side (DualProj, MGDA, CAGrad): pivoting without the machinery for many."""
 
 import numpy as np
 import torch
@@ -7,7 +7,6 @@ from lightning_jd.linalg import _pivoting, _stages
 from lightning_jd.linalg._small import Array, Mask, is_positive_definite
 
 ROUNDS = 40
-UNIQUE = 1e-7  # least eigenvalue from which z is unique for all practical purposes
 
 
 def solve_single(
@@ -27,18 +26,19 @@ def solve_single(
         unique: Whether ``C`` is known to be positive definite; None is to find out.
         positive: Where z is probably positive; None is where q is negative.
     """
-    scale = np.abs(q).max()
-    if scale == 0:
+    if q.min() >= 0:
         return np.zeros_like(q)
+    scale = np.abs(q).max()
     q = q / scale
     # Where C is singular, some solution is not enough: the robust stages return the shortest.
     if unique is None:
-        unique = is_positive_definite(C, UNIQUE)
+        unique = is_positive_definite(C, _stages.UNIQUE)
     z = _pivot(C, q, q < 0 if positive is None else positive) if unique else None
     if z is None:
         Q = torch.from_numpy(q)[None]
         z = _stages.solve(torch.from_numpy(C), Q, noise)[0].numpy()
-    return z * scale
+    solution: Array = z * scale
+    return solution
 
 
 def _pivot(C: Array, q: Array, positive: Mask) -> Array | None:

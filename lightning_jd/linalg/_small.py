@@ -4,7 +4,7 @@ Only the fast stages live here, for a well-conditioned matrix. Rows that they le
 stages of :mod:`lightning_jd.linalg._stages`.
 """
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -85,7 +85,7 @@ def _guess_positive(C: Array, Q: Array) -> Mask:
     rho = TINY_RHO if tiny else _guess.RHO
     N = C.copy()
     N.flat[:: m + 1] += rho
-    N[:] = np.linalg.inv(N)
+    N = cast(Array, np.linalg.inv(N))
     constant: NDArray[Any] = Q @ N
     np.negative(constant, out=constant)
     N *= 2 * rho
@@ -116,7 +116,7 @@ def _iterate(
 
 def _pivot(C: Array, Q: Array, positive: Mask) -> tuple[Array, Array]:
     """Block principal pivoting without a guard against cycles; unfinished rows stay infeasible."""
-    systems = _Masked(C, Q) if len(C) <= MASKED else _Gathered(C, Q, positive)
+    systems: _Masked | _Gathered = _Masked(C, Q) if len(C) <= MASKED else _Gathered(C, Q, positive)
     Z = z = systems.solve(ALL, positive)
     W = w = z @ C + Q
     rows: NDArray[np.intp] | None = None
@@ -137,13 +137,13 @@ class _Masked:
     """``C_PP z_P = -q_P`` as systems of full size, with rows of the identity outside P."""
 
     def __init__(self, C: Array, Q: Array) -> None:
-        self.C, self.Q, self.minus_identity = C, Q, -np.eye(len(C))
+        # Both signs are turned, instead of that of every right-hand side.
+        self.C, self.identity, self.Q = -C, -np.eye(len(C)), Q
 
     def solve(self, rows: Rows, positive: Mask) -> Array:
-        A = np.where(positive[:, :, None] & positive[:, None, :], -self.C, self.minus_identity)
+        A = np.where(positive[:, :, None] & positive[:, None, :], self.C, self.identity)
         b = self.Q[rows] * positive
-        z: Array = np.linalg.solve(A, b[:, :, None])[:, :, 0]
-        return z
+        return cast(Array, np.linalg.solve(A, b[:, :, None])[:, :, 0])
 
 
 class _Gathered:

@@ -1,6 +1,6 @@
 """The order of the stages: guess, pivot, pivot with a proximal term, interior point.
 
-Solves ``z >= 0, w = Cz + q >= 0, zᵀw = 0`` for every row q of ``Q``, with ``C`` on the unit diagonal.
+Solves ``z >= 0, w = Cz + q >= 0, zᵀw = 0`` for every row q of ``Q``; ``C`` has a unit diagonal.
 Each stage hands the rows that it did not finish to a more robust one; the best answer is kept.
 
 Where ``C`` is singular, z is not unique (though ``Cz`` is). The proximal stage starts from zero and
@@ -16,9 +16,11 @@ from lightning_jd.linalg._pivoting import pivot
 
 TOLERANCE = 1e-12  # of the natural residual
 WELL_CONDITIONED = 5e-5  # least eigenvalue at which a shared pivot is still accurate
+UNIQUE = 1e-7  # least eigenvalue from which z is unique for all practical purposes
 PROXIMAL = 1e-8  # added to the diagonal while pivoting, and then taken back step by step
 PROXIMAL_STEPS = 12
 ROUNDS = 12  # of pivoting; what takes more cycles, or nearly so
+POLISH = 3  # rounds after an interior point
 
 
 def natural_residual(C: Tensor, Q: Tensor, Z: Tensor) -> Tensor:
@@ -39,41 +41,42 @@ def solve(C: Tensor, Q: Tensor, noise: float) -> Tensor:
 def finish(C: Tensor, Q: Tensor, Z: Tensor, positive: Tensor) -> Tensor:
     """Improve the rows of ``Z`` that are not solved yet, by the robust stages."""
     residual = natural_residual(C, Q, Z)
-    for stage in (_proximal, _interior):
-        rows = (~(residual <= TOLERANCE)).nonzero().flatten()  # host sync; NaN counts as unsolved
-        if len(rows) == 0:
-            break
-        z = stage(C, Q[rows], positive[rows])
-        reached = natural_residual(C, Q[rows], z)
-        better = ~(residual[rows] <= reached)
-        Z[rows] = torch.where(better[:, None], z, Z[rows])
-        residual[rows] = torch.where(better, reached, residual[rows])
+    rows = (~(residual <= TOLERANCE)).nonzero().flatten()  # host sync; NaN counts as unsolved
+    if len(rows) > 0:
+        q, before = Q[rows], Z[rows].nan_to_num_(0.0)
+        z = _proximal(C, q, positive[rows])
+        better = natural_residual(C, q, z) < natural_residual(C, q, before)
+        Z[rows] = torch.where(better[:, None], z, before)
     return Z
 
 
 def _proximal(C: Tensor, Q: Tensor, positive: Tensor) -> Tensor:
-    """Pivot on ``C + εI``; move the centre of the proximal term until ε has no effect any more."""
-    H = C + PROXIMAL * torch.eye(len(C), dtype=C.dtype, device=C.device)
+    """Solve with ``C + εI``; move the centre of the proximal term until ε has no effect."""
+    epsilon = 0.0 if is_positive_definite(C, UNIQUE) else PROXIMAL
+    H = C + epsilon * torch.eye(len(C), dtype=C.dtype, device=C.device)
     Z = torch.zeros_like(Q)
     rows = torch.arange(len(Q), device=C.device)
     for _ in range(PROXIMAL_STEPS):
         q = Q[rows]
-        z, cycling = pivot(H, q - PROXIMAL * Z[rows], positive, shared=False, rounds=ROUNDS)
+        z = _pivot_or_interior(H, q - epsilon * Z[rows], positive)
         Z[rows] = z
-        unsolved = ~(natural_residual(C, q, z) <= TOLERANCE)
-        unsolved[cycling] = False
-        rows, positive = rows[unsolved], z[unsolved] > 0
-        if len(rows) == 0:
+        left = (~(natural_residual(C, q, z) <= TOLERANCE)).nonzero().flatten()  # host sync
+        rows, positive = rows[left], z[left] > 0
+        if len(rows) == 0 or epsilon == 0:
             break
     return Z
 
 
-def _interior(C: Tensor, Q: Tensor, positive: Tensor) -> Tensor:
-    """Interior point, then once more the exact stage from the sets that it found."""
-    z = interior_point(C, Q, tolerance=TOLERANCE / 10)
-    polished = _proximal(C, Q, z > torch.addmm(Q, z, C))
-    better = natural_residual(C, Q, polished) <= natural_residual(C, Q, z)
-    return torch.where(better[:, None], polished, z)
+def _pivot_or_interior(H: Tensor, Q: Tensor, positive: Tensor) -> Tensor:
+    """Pivot; where that cycles, find the sets by an interior point, and pivot from there."""
+    Z, cycling = pivot(H, Q, positive, shared=False, rounds=ROUNDS)
+    if len(cycling) > 0:
+        q = Q[cycling]
+        z = interior_point(H, q, tolerance=TOLERANCE / 10)
+        exact, _ = pivot(H, q, z > torch.addmm(q, z, H), shared=False, rounds=POLISH)
+        better = natural_residual(H, q, exact) <= natural_residual(H, q, z)
+        Z[cycling] = torch.where(better[:, None], exact, z)
+    return Z
 
 
 def is_positive_definite(C: Tensor, least: float) -> bool:

@@ -82,15 +82,18 @@ def draw_curves(
         ax: Where to draw; a new figure unless given.
         title: What is shown.
         ylabel: The unit.
-        limits: What the vertical axis shows at least, so that noise does not fill the picture.
+        limits: What the vertical axis shows at least, so that noise does not fill the picture;
+            bands end there, because a share cannot be negative.
     """
     figure, ax = new_axes(ax)
     for index, curve in enumerate(curves):
         color = COLORS[index % len(COLORS)]
         _, x, middle, spread = merged(curve, _POINTS)
         ax.plot(x, middle, color=color, linewidth=1.8, label=curve.label)
-        low = [a - b for a, b in zip(middle, spread, strict=True)]
-        high = [a + b for a, b in zip(middle, spread, strict=True)]
+        least, most = limits if limits is not None else (-math.inf, math.inf)
+        band = list(zip(middle, spread, strict=True))
+        low = [max(a - b, min(a, least)) for a, b in band]
+        high = [min(a + b, max(a, most)) for a, b in band]
         ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
     if len(curves) > 1:
         # Two lines leave room inside; more names would cover them.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_jd.errors import NonFiniteError
 from lightning_jd.linalg import min_norm_weights
 from lightning_jd.metrics._streaming import StreamingMetric
 from lightning_jd.metrics._unit import unit_gramian
@@ -33,17 +34,21 @@ def stationarity_distance(gramian: Tensor) -> Tensor:
         >>> stationarity_distance(torch.tensor([[9.0, -3.0], [-3.0, 1.0]]))  # opposed
         tensor(0.)
     """
-    C, norms = unit_gramian(gramian)
-    G = gramian.detach().to(C)
-    # Divided by the largest diagonal entry: squares of long gradients would overflow.
-    scale = norms.amax().clamp(min=torch.finfo(norms.dtype).tiny)
-    lengths = norms / scale
-    weights = min_norm_weights(G / scale / scale).to(lengths)
+    return of_unit(*unit_gramian(gramian), eps=torch.finfo(gramian.dtype).eps)
+
+
+def of_unit(C: Tensor, norms: Tensor, *, eps: float) -> Tensor:
+    """The distance from cosines C and norms n; ``eps`` is the rounding of the Gramian."""
+    # In units of the longest gradient: squares of long gradients would overflow.
+    lengths = norms / norms.amax().clamp(min=torch.finfo(norms.dtype).tiny)
+    try:
+        weights = min_norm_weights(C * lengths * lengths[:, None])
+    except NonFiniteError:  # a metric tells; it does not end a run whose step was skipped anyway
+        return torch.full_like(norms[0], torch.nan)
     y = weights * lengths
     squared = y @ C @ y
     # What is left of a sum that cancels is rounding.
-    noise = torch.finfo(gramian.dtype).eps * y.sum().square()
-    squared = torch.where(squared > noise, squared, 0.0)
+    squared = squared * (squared > eps * y.sum().square())
     return squared.sqrt() / lengths.mean().clamp(min=torch.finfo(norms.dtype).tiny)
 
 

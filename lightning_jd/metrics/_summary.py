@@ -11,7 +11,7 @@ from lightning_jd.metrics._conflict import rate_of_cosines
 from lightning_jd.metrics._imbalance import log_deviation
 from lightning_jd.metrics._names import positions
 from lightning_jd.metrics._plot import Figure, draw_curves, new_grid
-from lightning_jd.metrics._stationarity import stationarity_distance
+from lightning_jd.metrics._stationarity import of_unit as distance_of_unit
 from lightning_jd.metrics._streaming import StreamingMetric
 from lightning_jd.metrics._unit import TOLERANCE, check_tolerance, share_below, unit_gramian
 from lightning_jd.metrics._weights import largest_weight, weight_entropy
@@ -85,13 +85,14 @@ def conflict_summary(
     """
     check_tolerance(tolerance)
     C, norms = unit_gramian(gramian)
+    eps = torch.finfo(gramian.dtype).eps
     if isinstance(update, Direction):
         angles = of_direction(C, norms, update)
     elif weights is None and (jacobian is not None or update is not None):
         angles = alignment(None, None, jacobian, update)
     else:
         used = torch.ones_like(norms) if weights is None else weights
-        angles = of_unit(C, norms, used, eps=torch.finfo(gramian.dtype).eps)
+        angles = of_unit(C, norms, used, eps=eps)
     share, mean_share = share_below(angles.cosines, tolerance).unbind()
     worst, mean_worst = angles.cosines.amin(dim=1).unbind()
     names: list[str] = []
@@ -107,7 +108,7 @@ def conflict_summary(
         values += [weight_entropy(weights).to(C), largest_weight(weights).to(C)]
     if stationarity:
         names.append("stationarity_distance")
-        values.append(stationarity_distance(gramian))
+        values.append(distance_of_unit(C, norms, eps=eps))
     return Summary(tuple(names), torch.stack(values))
 
 
@@ -207,6 +208,6 @@ _PANELS: tuple[_Panel, ...] = (
         (-1, 1),
     ),
     ("Pairs in conflict", "share", (("", "conflict_rate"),), (0, 1)),
-    ("Imbalance of the gradient norms", "factor", (("", "norm_imbalance"),), (1, 2)),
+    ("Imbalance of the gradient norms", "factor", (("", "norm_imbalance"),), None),
     ("Evenness of the weights", "entropy / log m", (("", "weight_entropy"),), (0, 1)),
 )

@@ -23,13 +23,16 @@ def unit_gramian(gramian: Tensor) -> tuple[Tensor, Tensor]:
     check_square("gramian", gramian)
     G = single_or_double(gramian)
     norms = G.diagonal().clamp(min=0).sqrt()
-    inverse = torch.where(norms > 0, 1 / norms, 0.0)
+    inverse = norms.reciprocal().masked_fill_(norms == 0, 0.0)
     return G * inverse * inverse[:, None], norms
 
 
 def single_or_double(tensor: Tensor) -> Tensor:
     """The tensor without its graph, in float32 unless it is float64 already."""
-    return tensor.detach() if tensor.dtype == torch.float64 else tensor.detach().float()
+    # Every call counts: small tensors cost what it takes to dispatch an operation.
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 def check_weights(weights: Tensor, m: int) -> None:

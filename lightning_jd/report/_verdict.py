@@ -109,14 +109,14 @@ def _cost(run: Run) -> Finding:
     share, weights = run.mean("time_share"), run.mean("weights_time_share")
     if math.isnan(share):
         return Finding(question, "unknown", "The run has no such numbers.", rule)
-    facts = f"{_percent(share)} of a step go from the losses to their gradients"
+    facts = f"{_percent(share)} of a step is the way from the losses to their gradients"
     if math.isnan(weights):
         return Finding(question, "unknown", f"It is not known in detail: {facts}.", rule)
-    facts += f", {_percent(weights)} of it all into finding the weights."
+    facts += f", and {_percent(weights)} of the step is finding the weights."
     if weights >= 0.2:
         return Finding(question, "strong", f"Much: {facts}", rule)
     if weights >= 0.05:
-        return Finding(question, "notable", f"Something: {facts}", rule)
+        return Finding(question, "notable", f"A noticeable part: {facts}", rule)
     return Finding(question, "calm", f"Little: {facts}", rule)
 
 

@@ -81,7 +81,8 @@ def values_of(
         collected.add("loss/", tasks.loss_names, tasks.losses)
     if per_group and len(report.groups) > 1:
         for name, group in report.groups.items():
-            summary = conflict_summary(group.gramian, group.weights)
+            update = None if group.weights is not None else _direction(group)
+            summary = conflict_summary(group.gramian, group.weights, update=update)
             collected.add(f"group/{name}/", summary.names, summary.values)
     return collected.to_dict()
 

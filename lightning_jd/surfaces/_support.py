@@ -10,7 +10,7 @@ from lightning_jd.surfaces._settings import Settings
 _SHARDED = "the parameters are in pieces on other devices while rows are computed"
 _XLA = "XLA compiles the whole step, and which rows are active depends on the data"
 #: Name of a strategy class to the reason; names, because there are two packages with such classes.
-_REFUSED = {
+REFUSED = {
     "DeepSpeedStrategy": "DeepSpeed runs its own backward pass on the loss",
     "FSDPStrategy": _SHARDED,
     "ModelParallelStrategy": _SHARDED,
@@ -27,9 +27,9 @@ def check_supported(trainer: Any, module: Any, settings: Settings) -> None:
     """
     strategy = trainer.strategy
     ancestors = {cls.__name__ for cls in type(strategy).__mro__}
-    for name in ancestors & _REFUSED.keys():
+    for name in ancestors & REFUSED.keys():
         raise SetupError(
-            f"Jacobian descent cannot work with {name}: {_REFUSED[name]}. "
+            f"Jacobian descent cannot work with {name}: {REFUSED[name]}. "
             "Use one device, or strategy='ddp'."
         )
     if trainer.world_size > 1 and "DDPStrategy" not in ancestors:

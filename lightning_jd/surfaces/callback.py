@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import weakref
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -16,6 +17,10 @@ from lightning_jd.surfaces._patch import Patch
 from lightning_jd.surfaces._session import Session
 from lightning_jd.surfaces._settings import Accumulation, Memory, Nonfinite, RowsOption, Settings
 from lightning_jd.surfaces._support import check_supported
+
+
+#: What is not copied with a callback: `log` and `log_dict` are methods that the Trainer puts there.
+_OF_ONE_FIT = {"_session", "_patch", "_owner", "log", "log_dict"}
 
 
 class DescentCallback:
@@ -191,6 +196,16 @@ class DescentCallback:
                 f"Jacobian descent continues with {name}; the checkpoint was written with "
                 f"{state_dict['name']}, whose state is not used."
             )
+
+    def __getstate__(self) -> dict[str, bytes]:
+        # Sent to a process that is spawned, the state of a generator would share memory that is
+        # gone when it arrives. Bytes are copied. What belongs to one fit stays here.
+        kept = {name: value for name, value in vars(self).items() if name not in _OF_ONE_FIT}
+        return {"pickled": pickle.dumps(kept)}
+
+    def __setstate__(self, state: dict[str, bytes]) -> None:
+        vars(self).update(dict.fromkeys(("_session", "_patch", "_owner")))
+        vars(self).update(pickle.loads(state["pickled"]))
 
     def _concerns(self, module: Any) -> bool:
         return self._owner is None or self._owner() is module

@@ -56,6 +56,7 @@ class ReportCallback:
         self._clock = StepClock()
         self._seen = 0
         self._written = -math.inf
+        self._target = Path()
 
     @property
     def run(self) -> Run:
@@ -77,6 +78,8 @@ class ReportCallback:
                 "descent. Add JacobianDescent('upgrad') to the callbacks, or "
                 "JacobianDescent('mean') to see the conflict of ordinary training."
             )
+        # Here, because all processes have to ask for the folder of the logger together.
+        self._target = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
         aggregator = session.settings.aggregator
         self._run.aggregator = aggregator.name or type(aggregator).__name__
         self._seen = session.steps
@@ -144,7 +147,7 @@ class ReportCallback:
     def _write(self, trainer: Any) -> None:
         if not trainer.is_global_zero or not self._run.tracks:
             return
-        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
+        folder = self._target
         folder.mkdir(parents=True, exist_ok=True)
         self._written = time.monotonic()
         run = self.run

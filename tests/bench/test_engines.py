@@ -1,6 +1,7 @@
 """The helpers of `lightning-jd bench engines` on tiny work; nothing here is a measurement."""
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from lightning_jd.bench import _growth, _memory, _models, engines
 from lightning_jd.bench._growth import Point
 from lightning_jd.bench._models import CASES, Case, TrunkAndHeads, Work
 from lightning_jd.bench._steps import ENGINES, make_step
-from lightning_jd.errors import ArgumentError, UnknownNameError
+from lightning_jd.errors import ArgumentError, SetupError, UnknownNameError
 
 TINY = {
     "tiny-instances": Case("tiny-instances", lambda: _models.mlp(4, 8, inputs=6), "mean", 1e6, 1e6),
@@ -116,7 +117,23 @@ def test_the_peak_of_a_process_is_measured() -> None:
     assert megabytes is not None
     # 0.5 MB of gradients, and the activations of the first convolution alone are 2.8 MB.
     assert 3 < megabytes < 100
-    assert _memory.peak_memory("mnist-mean", "no such engine", threads=1) is None
+
+
+def test_a_process_that_fails_is_an_error_unless_it_is_an_opponent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed = subprocess.CompletedProcess([], 1, "", "Traceback\nValueError: too large")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: failed)
+    monkeypatch.setattr(_memory, "_STATUS", Path(__file__))  # exists on every system
+    assert _memory.peak_memory("mnist-mean", "autogram", threads=1) is None
+    with pytest.raises(SetupError, match=r"'ours' on 'mnist-mean' .* ended with: .*too large"):
+        _memory.peak_memory("mnist-mean", "ours", threads=1)
+
+
+def test_memory_needs_linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(_memory, "_STATUS", tmp_path / "status")
+    with pytest.raises(SetupError, match=r"must read /proc/self/status, which only Linux has"):
+        _memory.peak_memory("mnist-mean", "ours", threads=1)
 
 
 def test_an_unknown_case_is_refused(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_gradients_have_the_type_and_layout_of_their_parameter() -> None:
 def test_losses_that_reach_no_parameter_are_refused(model: TwoTasks, x: Tensor) -> None:
     free = torch.ones(3, requires_grad=True)
     for aggregator in ("mean", "graddrop"):
-        with pytest.raises(GraphError, match=r"(?s)reach.*use_reentrant=False"):
+        with pytest.raises(GraphError, match=r"must depend on a parameter, .* reach"):
             backward(free.square(), model, aggregator)
 
 

@@ -9,8 +9,6 @@ from lightning_jd.engines import Objectives, Tape
 from tests.engines.zoo._registry import Losses, Named
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
-#: What is this much smaller than the largest may be the rounding of what is zero in theory.
-_NOISE = 1e-5
 
 
 def scalars(losses: Losses) -> list[Tensor]:
@@ -35,11 +33,16 @@ def jacobian_blocks(losses: Losses, named: Named) -> list[Tensor | None]:
     return blocks
 
 
+def _noise(dtype: torch.dtype, tolerance: float) -> float:
+    """A row this much smaller than the largest may be the rounding of what is zero in theory."""
+    return min(0.05, 20 * torch.finfo(dtype).eps / tolerance)
+
+
 def assert_gramian(G: Tensor, blocks: list[Tensor | None], tolerance: float) -> None:
     """Every entry is right relative to the lengths of the two gradients it belongs to."""
     J = torch.cat([b.double() for b in blocks if b is not None], dim=1)
     expected, lengths = J @ J.T, J.norm(dim=1)
-    lengths = lengths + _NOISE * lengths.max() + 1e-12
+    lengths = lengths + _noise(G.dtype, tolerance) * lengths.max() + 1e-12
     assert G.shape == expected.shape
     assert not G.requires_grad
     allowed = tolerance * lengths[:, None] * lengths[None]
@@ -68,7 +71,7 @@ def assert_gradients(
         assert g.shape == p.shape, name
         assert g.dtype == p.dtype, name
         expected = (weights.double() @ block.double()).view(p.shape)
-        scale = size + _NOISE * max(sizes) + 1e-12
+        scale = size + _noise(p.dtype, tolerance) * max(sizes) + 1e-12
         if (difference := (g.double() - expected).abs().max() / scale) > tolerance:
             wrong.append(f"{name}: off by {float(difference):.2g}")
     assert not wrong, "; ".join(wrong)

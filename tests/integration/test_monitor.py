@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_jd.errors import ArgumentError
 from lightning_jd.metrics import conflict_summary
-from lightning_jd.surfaces import JacobianDescent
+from lightning_jd.surfaces import JacobianDescent, JDReport
 from tests.helpers.lightning import ManualRegression, Regression, batches, fit
 
 SCALARS = {
@@ -257,3 +257,21 @@ def test_a_thousand_tasks_are_too_many_curves() -> None:
 
     rows = logged(module=Many("tasks"), data=batches(n=8))
     assert not any(name.startswith("jd/weight/") for name in rows[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["tasks", "instances"])
+def test_two_processes_write_one_log_and_one_page(form: str) -> None:
+    logger = CSVLogger("runs", version=0)
+    fit(
+        Regression(form),
+        callbacks=[JacobianDescent(log={"every_n_steps": 1}), JDReport(every_n_steps=1)],
+        logger=logger,
+        strategy="ddp_spawn",
+        devices=2,
+        max_epochs=1,
+    )
+    rows = rows_of(Path(logger.log_dir))
+    assert [int(row["step"]) for row in rows] == [0, 1, 2]
+    assert SCALARS - {"jd/weights_time_share"} <= set(rows[0])
+    assert (Path(logger.log_dir) / "jd_report.html").exists()

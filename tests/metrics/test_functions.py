@@ -208,7 +208,7 @@ def test_not_a_number_stays_one() -> None:
     for bad in (math.nan, math.inf):
         G = J @ J.T
         G[1, 1] = bad
-        found = conflict_summary(G, w)
+        found = conflict_summary(G, w, stationarity=True)
         of_weights = ("weight_entropy", "largest_weight")
         assert all(math.isnan(v) for k, v in found.to_dict().items() if k not in of_weights)
 

@@ -1,5 +1,25 @@
 """The Gramian tape: the Gramian of any autograd graph without its Jacobian."""
 
+from lightning_jd.engines.tape._contribution import Contribution, Rows
+from lightning_jd.engines.tape._explain import Explanation, explain
+from lightning_jd.engines.tape._outer_product import OuterProduct
 from lightning_jd.engines.tape._tape import Tape
+from lightning_jd.engines.tape.rules import (
+    NotApplicableError,
+    Site,
+    register_rule,
+    unregister_rule,
+)
 
-__all__ = ["Tape"]
+__all__ = [
+    "Contribution",
+    "Explanation",
+    "NotApplicableError",
+    "OuterProduct",
+    "Rows",
+    "Site",
+    "Tape",
+    "explain",
+    "register_rule",
+    "unregister_rule",
+]

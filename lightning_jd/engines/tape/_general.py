@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from typing_extensions import override
 
+from lightning_jd.engines._hooks import hooks_silenced
 from lightning_jd.engines.tape._contribution import Contribution, Rows
 from lightning_jd.engines.tape._graph import Graph
 from lightning_jd.engines.tape._ledger import Ledger
@@ -76,7 +77,7 @@ def add_rows(
     rows: Sequence[Row],
     parameters: Mapping[int, Tensor],
     scale: float | Tensor,
-) -> None:
+) -> set[int]:
     """Add the Gramian of some parameters, with one pass per row.
 
     Args:
@@ -86,8 +87,11 @@ def add_rows(
         rows: What to differentiate.
         parameters: The parameters, by position.
         scale: What the losses are multiplied by before they are differentiated.
+
+    Returns:
+        The parameters whose gradients were never formed.
     """
-    tricks = [t for t in _tricks(graph, plan, parameters, len(rows))]
+    tricks = _tricks(graph, plan, parameters, len(rows))
     covered = {placement.parameter for trick in tricks for placement in trick.use.placements}
     direct = {position: p for position, p in parameters.items() if position not in covered}
     targets: list[GradientEdge | Tensor] = [
@@ -101,6 +105,7 @@ def add_rows(
     for (position, parameter), J in zip(direct.items(), found[len(tricks) :], strict=True):
         if J is not None:
             ledger.add(Rows(J, Placement(position, parameter.numel(), tuple(parameter.shape))))
+    return covered
 
 
 def _tricks(
@@ -152,9 +157,10 @@ def _all_rows(
     """The gradients of all rows at all targets, (m, ...) each; ``None`` where no row arrives."""
     found: list[Tensor | None] = [None] * len(targets)
     for k, (output, grad_output) in enumerate(rows):
-        gradients = torch.autograd.grad(
-            output, targets, grad_output * scale, retain_graph=True, allow_unused=True
-        )
+        with hooks_silenced(t for t in targets if isinstance(t, Tensor)):
+            gradients = torch.autograd.grad(
+                output, targets, grad_output * scale, retain_graph=True, allow_unused=True
+            )
         for j, gradient in enumerate(gradients):
             if gradient is None:
                 continue

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, get_gradient_edge
 
+from lightning_jd.engines._reach import check_visible
 from lightning_jd.engines.tape.flow import FACTS
 from lightning_jd.engines.tape._owners import Shape
-from lightning_jd.errors import GraphError
 
 LEAF = "torch::autograd::AccumulateGrad"
 FOREIGN = -1
@@ -92,12 +92,8 @@ def walk(outputs: Sequence[Tensor], positions: Mapping[int, int]) -> Graph:
             read = FACTS.get(name)
             facts = None if read is None else read(node)
         records.append(Record(name, shapes, inputs, facts))
-        if name == "CheckpointFunctionBackward":
-            raise GraphError(
-                "Checkpointed modules must be visible to autograd, got a reentrant checkpoint, "
-                "which hides its parameters. Pass `use_reentrant=False` to "
-                "`torch.utils.checkpoint.checkpoint`."
-            )
+        if name.startswith("CheckpointFunction"):
+            check_visible([node])
     return Graph(nodes, tuple(records), roots)
 
 

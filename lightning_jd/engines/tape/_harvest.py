@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_jd.engines.tape._backward_pass import Cotangents, read_ahead, run
 from lightning_jd.engines.tape._contribution import Contribution, Rows
 from lightning_jd.engines.tape._graph import Graph
-from lightning_jd.engines.tape._local import local_rows
+from lightning_jd.engines.tape._local import broadcast_once, local_rows
 from lightning_jd.engines.tape._plan import Plan
 from lightning_jd.engines.tape._resolve import ResolvedUse
 from lightning_jd.engines.tape.rules import NotApplicableError, Site, rule_of, saved_names_of
@@ -47,6 +47,8 @@ class Harvest:
             self.by_node.setdefault(use.use.node, []).append(use)
         self.ends = plan.ends_of(graph.records, self.by_node.keys())
         self._fetched: dict[int, dict[str, Any]] = {}
+        #: Positions of uses without an applicable rule, whose operation is differentiated alone.
+        self.local: set[int] = set()
 
     def run(self, outputs: Tensor, grad_outputs: Tensor, deliver: Deliver) -> None:
         """One pass.
@@ -117,7 +119,12 @@ class Harvest:
 
     def _locally(self, use: ResolvedUse, cotangents: Cotangents) -> list[Contribution]:
         record = self.graph.records[use.use.node]
-        return [
-            local_rows(self._site(use, cotangents, [j]), record, use.owners, self.m)
-            for j in range(len(use.use.slots))
-        ]
+        parts = []
+        for j in range(len(use.use.slots)):
+            site = self._site(use, cotangents, [j])
+            part = broadcast_once(site, record)
+            if part is None:
+                part = local_rows(site, use.owners, self.m)
+                self.local.add(use.position)
+            parts.append(part)
+        return parts

@@ -16,7 +16,7 @@ class Ledger:
         dtype: The type of the Gramian.
         device: Its device.
         keeps: Whether contributions are kept for :meth:`gradients`.
-        probe: A vector v; if given, the shares ``vᵀ G v`` are noted per contribution.
+        notes: Whether the share of each contribution in the Gramian is noted.
     """
 
     def __init__(
@@ -26,12 +26,13 @@ class Ledger:
         device: torch.device,
         *,
         keeps: bool = True,
-        probe: Tensor | None = None,
+        notes: bool = False,
     ) -> None:
         self.G = torch.zeros(m, m, dtype=dtype, device=device)
-        self.shares: dict[tuple[int, ...], list[Tensor]] = {}
+        #: Parameters and their share of the Gramian.
+        self.shares: list[tuple[tuple[int, ...], Tensor]] = []
         self._keeps = keeps
-        self._probe = probe
+        self._notes = notes
         self._short: list[Rows] = []
         self._short_rows: Tensor | None = None
         self._kept: list[Contribution] = []
@@ -50,15 +51,15 @@ class Ledger:
     def close(self) -> Tensor:
         """Add the short rows, all in one product, and return the Gramian."""
         if self._short:
-            if self._probe is not None:
+            if self._notes:
                 for rows in self._short:
                     self._note(rows, rows.gramian().to(self.G))
             flats = [rows.flat.to(self.G) for rows in self._short]
             together = torch.cat(flats, dim=1) if len(flats) > 1 else flats[0]
+            self.G.addmm_(together, together.T)
             for rows in self._short:
                 rows.flat = together[:0]  # one copy is enough
-            self.G.addmm_(together, together.T)
-            self._short_rows = together
+            self._short_rows = together if self._keeps else None
         return self.G
 
     def gradients(self, weights: Tensor) -> dict[int, Tensor]:
@@ -80,9 +81,6 @@ class Ledger:
         return found
 
     def _note(self, contribution: Contribution, share: Tensor) -> None:
-        if self._probe is None:
-            return
-        v = self._probe.to(share)
-        key = tuple(placement.parameter for placement in contribution.placements)
-        value, size = v @ share @ v, v.abs() @ share.abs() @ v.abs()
-        self.shares.setdefault(key, []).append(torch.stack([value, size]))
+        if self._notes:
+            parameters = tuple(placement.parameter for placement in contribution.placements)
+            self.shares.append((parameters, share))

@@ -14,26 +14,41 @@ from lightning_jd.engines.tape.flow import is_elementwise
 from lightning_jd.engines.tape.rules import NotApplicableError, Site, sum_of_broadcast
 
 
-def local_rows(
-    site: Site, record: Record, owners: Sequence[Owners | None], m: int
-) -> Contribution:
-    """The gradients of all objectives at one input of an operation.
+def broadcast_once(site: Site, record: Record) -> Contribution | None:
+    """The gradients of all objectives at an input of an elementwise operation.
 
-    An elementwise operation is differentiated once, before its result is summed over the axes of
-    the broadcast. Any other is differentiated once per objective, with the cotangents of the others
-    masked: m times the cost of this operation, but of no other.
+    Autograd sums a gradient to the shape of the input only after the operation, so one call gives
+    the summands; they are then summed per owner.
 
     Args:
         site: The use; one slot.
         record: The record of its node.
+
+    Returns:
+        ``None`` if the operation is no such operation.
+    """
+    if not is_elementwise(record.name):
+        return None
+    pulled = local_vjp(site.node, site.cotangents)[site.slots[0]]
+    try:
+        if pulled is not None and pulled.shape == site.cotangent.shape:
+            return sum_of_broadcast(site, pulled)
+    except NotApplicableError:
+        pass
+    return None
+
+
+def local_rows(site: Site, owners: Sequence[Owners | None], m: int) -> Contribution:
+    """The gradients of all objectives at one input of any operation.
+
+    It is differentiated once per objective, with the cotangents of the others masked: m times the
+    cost of this operation, but of no other.
+
+    Args:
+        site: The use; one slot.
         owners: The owners of each output of the node.
         m: The number of owners.
     """
-    if is_elementwise(record.name):
-        try:
-            return _broadcast_once(site)
-        except NotApplicableError:
-            pass
     rows = site.cotangent_like.new_zeros(m, *site.shape, dtype=site.dtype)
     for owner in sorted({int(i) for o in owners if o is not None for i in o.ids if i >= 0}):
         masked = [
@@ -44,13 +59,6 @@ def local_rows(
         if gradient is not None:
             rows[owner] = _fitted(gradient, site.shape)
     return Rows(rows, site.placements[0])
-
-
-def _broadcast_once(site: Site) -> Contribution:
-    pulled = local_vjp(site.node, site.cotangents)[site.slots[0]]
-    if pulled is None or pulled.shape != site.cotangent.shape:
-        raise NotApplicableError
-    return sum_of_broadcast(site, pulled)
 
 
 def _masked(cotangent: Tensor, owners: Owners, owner: int) -> Tensor:

@@ -72,6 +72,7 @@ class Plan:
         virtual: The uses of results of such computations.
         by_rows: Parameters for which one pass per objective is needed.
         reached: All tracked parameters that the losses depend on.
+        culprits: The operation at which the owners of a parameter's uses got lost, if they did.
         order: The nodes, parents first.
         arrangements: Filled on demand: how the outputs of each use are sorted by owner.
     """
@@ -82,6 +83,7 @@ class Plan:
     virtual: tuple[int, ...]
     by_rows: frozenset[int]
     reached: frozenset[int]
+    culprits: dict[int, str]
     order: tuple[int, ...]
     arrangements: dict[int, Arrangement | None] = field(default_factory=dict)
     _ends: dict[frozenset[int], set[int]] = field(default_factory=dict)
@@ -180,6 +182,8 @@ class _Survey:
         self.uses: list[Use] = []
         self.virtual: list[Use] = []
         self.computed: set[int] = set()
+        self.culprits: dict[int, str] = {}
+        self._lost_at: dict[int, str] = {}
         self.opaque: set[int] = set()
 
     def arrive(self, edge: Edge, state: State) -> None:
@@ -203,6 +207,7 @@ class _Survey:
                 self._share(child)
             return
         owners = _owners(states)
+        lost_at = None if owners is not None else self._lost_at.get(node, "several paths")
         if record.name == OPAQUE:
             self._give_up(record)
             return
@@ -212,6 +217,8 @@ class _Survey:
                 continue
             if (placement := place(self.records, child)) is not None:
                 self.uses.append(Use(node, (slot,), (placement,), owners, child))
+                if lost_at is not None:
+                    self.culprits[placement.parameter] = lost_at
             elif flowed[slot] is REDUCED:
                 shape = self.records[child.node].shapes[child.output]
                 result = Placement(-1 - len(self.virtual), prod(shape), shape)
@@ -219,6 +226,8 @@ class _Survey:
                 self.arrive(child, Zone.SHARED)
             else:
                 flow = flowed[slot]
+                if not isinstance(flow, Owners):
+                    self._lost_at.setdefault(child.node, lost_at or record.name)
                 self.arrive(child, flow if isinstance(flow, Owners) else Zone.UNPROVEN)
 
     def _children(self, record: Record) -> list[Edge]:
@@ -238,7 +247,9 @@ class _Survey:
             if below.name == LEAF:
                 assert isinstance(below.facts, int)
                 self.opaque.add(below.facts)
+                self.culprits[below.facts] = OPAQUE
             else:
+                self._lost_at.setdefault(child.node, OPAQUE)
                 self.arrive(child, Zone.UNPROVEN)
 
     def _flow(self, record: Record, owners: Sequence[Owners | None]) -> Sequence[object]:
@@ -279,6 +290,7 @@ def _sorted_out(
         virtual=tuple(virtual),
         by_rows=frozenset(by_rows & reached),
         reached=frozenset(reached),  # type: ignore[arg-type]  # facts of a leaf are a position
+        culprits=survey.culprits,
         order=order,
     )
 

@@ -2,28 +2,68 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lightning_jd.engines._hooks import hooks_silenced
 from lightning_jd.engines._objectives import Objectives
-from lightning_jd.engines.tape._assembly import Assembly
-from lightning_jd.engines.tape._contribution import Contribution
-from lightning_jd.engines.tape._general import add_rows
+from lightning_jd.engines.tape._certificate import (
+    TOLERANCE,
+    Mismatch,
+    beyond_noise,
+    mismatches,
+    random_vector,
+)
 from lightning_jd.engines.tape._graph import Graph, walk
-from lightning_jd.engines.tape._harvest import Harvest
 from lightning_jd.engines.tape._ledger import Ledger
+from lightning_jd.engines.tape._memory import known_graph, plan_for, standing_of
 from lightning_jd.engines.tape._owners import alone, in_order
-from lightning_jd.engines.tape._plan import Plan, make_plan
-from lightning_jd.engines.tape._resolve import resolve
-from lightning_jd.engines.tape._virtual import computed_rows
-from lightning_jd.errors import GraphError
+from lightning_jd.engines.tape._plan import Plan
+from lightning_jd.engines.tape._recording import Recording
+from lightning_jd.errors import ArgumentError, GraphError
+
+#: Steps between two certificates of the same kind of graph.
+CHECK_EVERY = 1000
 
 
 class Tape:
-    """Gramian ``G = J Jᵀ`` of the losses with respect to the parameters, then ``Jᵀ w``."""
+    r"""The Gramian of any autograd graph, without its Jacobian.
+
+    With J the Jacobian of m losses with respect to the parameters, :meth:`gramian` is
+    :math:`G = J J^\top` and :meth:`gradients` is :math:`J^\top w`. Everything is exact up to
+    rounding, on any graph; a graph that is not understood costs time, not correctness.
+
+    The graph of the losses is kept: it is freed together with the losses.
+
+    Args:
+        objectives: The losses.
+        named_params: Names and parameters; gradients come in their order.
+        scale: Losses are multiplied by it before they are differentiated, and results divided, so
+            that half-precision gradients do not underflow.
+        memory: ``"fast"`` keeps what the gradients are computed from; ``"low"`` keeps nothing and
+            ends with an ordinary backward pass.
+        check: ``"auto"`` certifies the Gramian against an ordinary backward pass whenever a new
+            kind of graph appears, and every ``check_every`` steps. Parameters that fail are dealt
+            with row by row from then on, and a warning names them. ``"raise"`` raises instead,
+            ``"always"`` certifies every step, and ``"off"`` never does.
+        check_every: Steps between two certificates.
+
+    Raises:
+        ArgumentError: If ``memory`` or ``check`` is none of these.
+
+    Example:
+        >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> tape = Tape(Objectives.of(x * torch.tensor([3.0, 4.0])), [("x", x)])
+        >>> tape.gramian()
+        tensor([[ 9.,  0.],
+                [ 0., 16.]])
+        >>> tape.gradients(torch.tensor([0.5, 1.0]))
+        [tensor([1.5000, 4.0000])]
+    """
 
     def __init__(
         self,
@@ -32,90 +72,162 @@ class Tape:
         *,
         scale: float | Tensor = 1.0,
         memory: Literal["fast", "low"] = "fast",
-        check: Literal["auto", "raise", "off"] = "auto",
+        check: Literal["auto", "raise", "always", "off"] = "auto",
+        check_every: int = CHECK_EVERY,
     ) -> None:
+        if memory not in ("fast", "low"):
+            raise ArgumentError(f"`memory` must be 'fast' or 'low', got {memory!r}.")
+        if check not in ("auto", "raise", "always", "off"):
+            raise ArgumentError(
+                f"`check` must be 'auto', 'raise', 'always' or 'off', got {check!r}."
+            )
         self.objectives = objectives
         self.named = list(named_params)
-        self.scale = scale
-        self.memory = memory
-        self.check = check
+        #: How each parameter was dealt with, by name; filled by :meth:`gramian`.
         self.paths: dict[str, str] = {}
+        #: The operation at which rows could not be followed further, where that happened.
+        self.culprits: dict[str, str] = {}
+        self._scale, self._memory = scale, memory
+        self._check, self._check_every = check, check_every
         self._ledger: Ledger | None = None
+        self._reached: frozenset[int] = frozenset()
 
-    @torch.no_grad()
     def gramian(self) -> Tensor:
-        """The matrix of inner products of the gradients of the objectives, of shape (m, m)."""
-        positions = {
-            id(tensor): k for k, (_, tensor) in enumerate(self.named) if tensor.requires_grad
-        }
-        outputs = self.objectives.outputs
-        graph = walk(outputs, positions)
-        dtypes = {tensor.dtype for _, tensor in self.named} | {self.objectives.dtype}
-        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        m = self.objectives.m
-        ledger = Ledger(m, dtype, self.objectives.device)
-        self._ledger = ledger
-        params = dict(enumerate(tensor for _, tensor in self.named))
-        losses = self.objectives.losses
-        rows: set[int] = set()
-        if isinstance(losses, Tensor) and self.objectives.kind != "tasks" and len(losses) > 1:
-            plan = make_plan(graph.records, [(graph.roots[0], in_order(len(losses)))])
-            rows = self._by_instance(graph, plan, losses, ledger, params)
-            reached = plan.reached
-        else:
-            plan = make_plan(graph.records, [(edge, alone()) for edge in graph.roots])
-            rows = set(plan.reached)
-            reached = plan.reached
-        if not reached:
-            raise GraphError("no parameter")
-        for k, (name, _) in enumerate(self.named):
-            self.paths[name] = "rows" if k in rows else "rule" if k in reached else "unreached"
-        if rows:
-            general = make_plan(graph.records, [(edge, alone()) for edge in graph.roots])
-            each = [self.objectives.row(i) for i in range(m)]
-            add_rows(ledger, graph, general, each, {k: params[k] for k in sorted(rows)}, self.scale)
-        return ledger.close()
+        """The matrix of inner products of the gradients of the objectives, shape (m, m).
 
-    def _by_instance(self, graph: Graph, plan: Plan, losses: Tensor, ledger: Ledger, params: dict[int, Tensor]) -> set[int]:
-        resolution = resolve(graph, plan, losses)
-        harvest = Harvest(graph, plan, resolution.uses, len(losses), ledger.G.dtype, self.scale)
-        left_out = resolution.lost | plan.computed
-        assembly = Assembly(plan, left_out, ledger)
-        if resolution.uses:
-            if losses.ndim == 1:
-                harvest.run(losses, torch.ones_like(losses), assembly.deliver)
-            else:
-                collected: dict[int, list[list[Contribution] | None]] = {}
-                k = losses.shape[1]
-                for t in range(k):
-                    chosen = torch.zeros_like(losses)
-                    chosen[:, t] = 1
+        Float32, or float64 if a loss or a parameter is; computed once.
 
-                    def take(position: int, parts: list[Contribution], t: int = t) -> None:
-                        collected.setdefault(position, [None] * k)[t] = parts
-
-                    harvest.run(losses, chosen, take)
-                for position, passes in collected.items():
-                    first = next(p for p in passes if p is not None)
-                    if any(p is None for p in passes):
-                        raise NotImplementedError
-                    stacked = [first[j].stacked([p[j] for p in passes[1:]]) for j in range(len(first))]
-                    assembly.deliver(position, stacked)
-        assembly.close()
-        computed = plan.computed - resolution.lost
-        if computed:
-            for part in computed_rows(graph, plan, assembly.others, {k: params[k] for k in computed}, self.objectives.m):
-                ledger.add(part)
-        return set(resolution.lost | plan.by_rows)
-
-    @torch.no_grad()
-    def gradients(self, weights: Tensor) -> list[Tensor | None]:
-        """The combined gradient ``Jᵀ w`` of every parameter, or None where nothing reaches it."""
+        Raises:
+            GraphError: If no loss depends on a parameter, or autograd cannot see through a
+                checkpoint, or a certificate fails and ``check`` is ``"raise"``.
+        """
         if self._ledger is None:
-            self.gramian()
+            device = self.objectives.device.type
+            with torch.no_grad(), torch.autocast(device, enabled=False):
+                self._ledger = self._record()
+        return self._ledger.G
+
+    def gradients(self, weights: Tensor) -> list[Tensor | None]:
+        """The combined gradient of each parameter, in its type; ``None`` if no loss reaches it.
+
+        Args:
+            weights: w, shape (m,).
+        """
+        self.gramian()
         assert self._ledger is not None
-        found = self._ledger.gradients(weights)
+        device = self.objectives.device.type
+        with torch.no_grad(), torch.autocast(device, enabled=False):
+            if self._memory == "low":
+                found = self._ordinary_gradients(weights)
+            else:
+                found = self._ledger.gradients(weights.detach().to(self._ledger.G.device))
         return [
-            found[k].view(p.shape).to(p.dtype) if k in found else None
-            for k, (_, p) in enumerate(self.named)
+            found[k].view(tensor.shape).to(tensor) if k in found else None
+            for k, (_, tensor) in enumerate(self.named)
         ]
+
+    def _record(self) -> Ledger:
+        graph = walk(
+            self.objectives.outputs, {id(tensor): k for k, (_, tensor) in enumerate(self.named)}
+        )
+        width = _instances(self.objectives)
+        known = known_graph(graph.records, graph.roots, width)
+        standing = standing_of(known)
+        begin = alone() if width == 1 else in_order(width)
+        roots = tuple((edge, begin) for edge in graph.roots)
+        is_due = self._check == "always" or standing.steps % max(1, self._check_every) == 0
+        standing.steps += 1
+        while True:
+            plan = plan_for(known, graph.records, roots, standing.demoted)
+            self._note_reached(plan)
+            ledger = self._run(graph, plan, notes=is_due and self._check != "off")
+            if not is_due or self._check == "off":
+                return ledger
+            wrong = self._certify(ledger, plan)
+            if not wrong:
+                ledger.shares.clear()
+                return ledger
+            self._report(wrong)
+            standing.demoted |= {p for mismatch in wrong for p in mismatch.parameters}
+
+    def _run(self, graph: Graph, plan: Plan, *, notes: bool) -> Ledger:
+        types = {tensor.dtype for _, tensor in self.named} | {self.objectives.dtype}
+        dtype = torch.float64 if torch.float64 in types else torch.float32
+        keeps = self._memory == "fast" or notes
+        ledger = Ledger(
+            self.objectives.m, dtype, self.objectives.device, keeps=keeps, notes=notes
+        )
+        recording = Recording(graph, plan, self.objectives, dict(enumerate(self._tensors)), self._scale)
+        recording.run(ledger)
+        ledger.close()
+        self.paths = {
+            name: recording.paths.get(k, "unreached") for k, (name, _) in enumerate(self.named)
+        }
+        self.culprits = {self.named[k][0]: name for k, name in plan.culprits.items()}
+        return ledger
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for _, tensor in self.named]
+
+    def _note_reached(self, plan: Plan) -> None:
+        if not plan.reached:
+            raise GraphError(
+                "The losses must depend on a parameter, got none that they reach: "
+                f"{', '.join(repr(name) for name, _ in self.named[:5])}"
+                f"{', ...' if len(self.named) > 5 else ''} are not in their graph. Look for "
+                "`detach()`, `torch.no_grad()` or a frozen module on the way."
+            )
+        self._reached = plan.reached
+
+    def _ordinary_gradients(self, weights: Tensor) -> dict[int, Tensor]:
+        """``Jᵀ w`` by autograd, of the parameters that are reached."""
+        reached = sorted(self._reached)
+        tensors = [self.named[k][1] for k in reached]
+        with hooks_silenced(tensors):
+            gradients = torch.autograd.grad(
+                self.objectives.outputs,
+                tensors,
+                self.objectives.cotangents(weights * self._scale),
+                retain_graph=True,
+                allow_unused=True,
+            )
+        return {
+            k: (gradient.to_dense() if gradient.is_sparse else gradient) / self._scale
+            for k, gradient in zip(reached, gradients, strict=True)
+            if gradient is not None
+        }
+
+    def _certify(self, ledger: Ledger, plan: Plan) -> list[Mismatch]:
+        types = {tensor.dtype for _, tensor in self.named} | {self.objectives.dtype}
+        tolerance = max(TOLERANCE.get(dtype, 0.1) for dtype in types)
+        v = random_vector(ledger.G, spread=1e3 if tolerance > 1e-3 else 1e6)
+        expected = self._ordinary_gradients(v)
+        wrong = mismatches(ledger, v, expected, tolerance)
+        wrong = [found for found in wrong if not set(found.parameters) <= plan.by_rows]
+        if wrong:
+            thirds = self._ordinary_gradients(v / 3)
+            wrong = beyond_noise(wrong, expected, {p: 3 * third for p, third in thirds.items()})
+        return wrong
+
+    def _report(self, wrong: Sequence[Mismatch]) -> None:
+        listed = ", ".join(
+            f"{' and '.join(repr(self.named[p][0]) for p in found.parameters)} "
+            f"({found.what}, relative error {found.error:.1e})"
+            for found in wrong
+        )
+        must = "The Gramian must agree with an ordinary backward pass, got a mismatch for "
+        if self._check == "raise":
+            raise GraphError(f"{must}{listed}. Pass `check='auto'` to deal with them row by row.")
+        warnings.warn(
+            f"{must}{listed}. These parameters are dealt with row by row from now on, which is "
+            "exact but slower. Please report the model.",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+
+def _instances(objectives: Objectives) -> int:
+    """How many owners there are: the instances, or one if the rows are tasks."""
+    losses = objectives.losses
+    return len(losses) if isinstance(losses, Tensor) and objectives.kind != "tasks" else 1

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from lightning_jd.engines._hooks import hooks_silenced
 from lightning_jd.engines.tape._contribution import Contribution, Rows
 from lightning_jd.engines.tape._graph import Graph
 from lightning_jd.engines.tape._placement import Placement
@@ -67,13 +68,14 @@ def _pulled_back(
     found: dict[int, list[Tensor]] = {}
     if results:
         for k in range(m):
-            gradients = torch.autograd.grad(
-                results,
-                list(parameters.values()),
-                [row[k] for row in rows],
-                retain_graph=True,
-                allow_unused=True,
-            )
+            with hooks_silenced(parameters.values()):
+                gradients = torch.autograd.grad(
+                    results,
+                    list(parameters.values()),
+                    [row[k] for row in rows],
+                    retain_graph=True,
+                    allow_unused=True,
+                )
             for (parameter, tensor), gradient in zip(parameters.items(), gradients, strict=True):
                 flat = tensor.new_zeros(tensor.numel()) if gradient is None else gradient.flatten()
                 found.setdefault(parameter, []).append(flat)

@@ -2,6 +2,6 @@
 
 from tests.engines.zoo._registry import CASES, Case, default_dtype
 
-from tests.engines.zoo import layers, losses, mixing, odd, reuse, sequences, tasks  # isort: skip  # noqa: F401
+from tests.engines.zoo import composed, layers, losses, mixing, odd, reuse, sequences, tasks  # isort: skip  # noqa: F401
 
 __all__ = ["CASES", "Case", "default_dtype"]

@@ -11,6 +11,7 @@ from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, 
 @register_rule("NativeLayerNormBackward0", 1, saved=("input", "result1", "result2"))
 def layer_norm_scale(site: Site) -> Contribution:
     """The normalised input times the cotangent, summed over all but the normalised axes."""
+    _outside_of_normalised(site)
     normalised = (site.saved("input") - site.saved("result1")) * site.saved("result2")
     return _over_positions(site, site.owners.split_cotangent(normalised * site.cotangent))
 
@@ -18,13 +19,17 @@ def layer_norm_scale(site: Site) -> Contribution:
 @register_rule("NativeLayerNormBackward0", 2)
 def layer_norm_shift(site: Site) -> Contribution:
     """The cotangent, summed over all but the normalised axes."""
+    _outside_of_normalised(site)
     return _over_positions(site, site.split_cotangent())
+
+
+def _outside_of_normalised(site: Site) -> None:
+    if site.owners.axis >= site.cotangent.ndim - len(site.shape):
+        raise NotApplicableError
 
 
 def _over_positions(site: Site, rows: Tensor) -> Contribution:
     positions = rows.ndim - len(site.shape)
-    if positions < 2:
-        raise NotApplicableError
     return Rows(rows.to(site.dtype).sum(dim=tuple(range(1, positions))), site.placements[0])
 
 

@@ -1,0 +1,136 @@
+r"""Compares a Gramian with an ordinary backward pass.
+
+For any v, :math:`v^\top G v = \lVert J^\top v \rVert^2`, and the same for the share of each
+parameter. A wrong Gramian passes for a random v with probability zero. :math:`J^\top v` is taken
+from autograd on the parameters themselves, never from the tape; the gradients that the tape gives
+for the weights v are compared with it as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_jd.engines.tape._ledger import Ledger
+
+#: Relative error that is rounding, by the least precise type that takes part.
+TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 2e-4,
+    torch.float16: 3e-2,
+    torch.bfloat16: 1e-1,
+}
+
+
+#: How many times the rounding error that autograd itself shows is still rounding.
+_NOISE = 50.0
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Parameters whose share of the Gramian, or whose gradient, is wrong.
+
+    Attributes:
+        parameters: Their positions; several if they are only known together.
+        what: ``"Gramian"`` or ``"gradient"``.
+        error: The relative error.
+        distance: How far the norm of the gradient, or the gradient itself, is off.
+    """
+
+    parameters: tuple[int, ...]
+    what: str
+    error: float
+    distance: float
+
+
+def random_vector(G: Tensor, spread: float) -> Tensor:
+    """Random signs and sizes that let every objective weigh about the same.
+
+    Args:
+        G: The Gramian, shape (m, m).
+        spread: The largest ratio of two weights that is allowed for the sake of balance.
+    """
+    norms = G.diagonal().clamp(min=0).sqrt()
+    floor = norms.max().clamp(min=torch.finfo(G.dtype).tiny) / spread
+    random = torch.rand(len(G), device=G.device, dtype=G.dtype) + 0.5
+    signs = torch.randint(0, 2, (len(G),), device=G.device) * 2 - 1
+    return random * signs * norms.max() / torch.maximum(norms, floor)
+
+
+def mismatches(
+    ledger: Ledger,
+    v: Tensor,
+    expected: Mapping[int, Tensor],
+    tolerance: float,
+) -> list[Mismatch]:
+    """Compare shares and gradients.
+
+    Args:
+        ledger: A ledger that noted the share of each contribution.
+        v: The vector.
+        expected: ``Jᵀ v`` of each parameter, from autograd.
+        tolerance: See :data:`TOLERANCE`.
+    """
+    replayed = ledger.gradients(v)
+    found = []
+    for parameters, share in _by_component(ledger.shares):
+        size = v.to(share).abs() @ share.diagonal().clamp(min=0).sqrt()
+        reach = float(size) or 1.0  # what rounding errors are relative to
+        flats = {p: expected[p].flatten().to(share) for p in parameters if p in expected}
+        norm = float(sum(float(flat @ flat) for flat in flats.values())) ** 0.5
+        claimed = max(0.0, float(v.to(share) @ share @ v.to(share))) ** 0.5
+        error = abs(claimed**2 - norm**2) / reach**2
+        if not error <= tolerance:
+            found.append(Mismatch(parameters, "Gramian", error, abs(claimed - norm)))
+            continue
+        for parameter, flat in flats.items():
+            distance = float((replayed[parameter].to(flat) - flat).norm())
+            if not distance <= tolerance * reach:
+                found.append(Mismatch(parameters, "gradient", distance / reach, distance))
+                break
+    return found
+
+
+def beyond_noise(
+    found: Sequence[Mismatch], first: Mapping[int, Tensor], second: Mapping[int, Tensor]
+) -> list[Mismatch]:
+    """Drop mismatches of gradients that are nothing but rounding errors.
+
+    The bias of a convolution before a normalisation has the gradient zero; what is computed instead
+    is noise, by the tape as by autograd. How large it is shows in two passes of autograd that give
+    the same result in exact arithmetic.
+
+    Args:
+        found: The mismatches.
+        first: Gradients of a pass.
+        second: Those of the other pass.
+    """
+    real = []
+    for mismatch in found:
+        noise = [
+            float((first[p] - second[p]).norm()) for p in mismatch.parameters if p in first
+        ]
+        if not mismatch.distance <= _NOISE * sum(noise):
+            real.append(mismatch)
+    return real
+
+
+def _by_component(
+    shares: Sequence[tuple[tuple[int, ...], Tensor]],
+) -> list[tuple[tuple[int, ...], Tensor]]:
+    """Add the shares of contributions that have a parameter in common."""
+    components: list[tuple[set[int], Tensor]] = []
+    for parameters, share in shares:
+        together, total = set(parameters), share
+        apart = []
+        for others, other in components:
+            if others & together:
+                together |= others
+                total = total + other
+            else:
+                apart.append((others, other))
+        components = [*apart, (together, total)]
+    return [(tuple(sorted(parameters)), share) for parameters, share in components]

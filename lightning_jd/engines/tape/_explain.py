@@ -1,0 +1,139 @@
+"""A table that says how each parameter is differentiated, why, and what would be faster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from lightning_jd.engines._objectives import Losses, Objectives
+from lightning_jd.engines._parameters import Parameters, named_parameters_of
+from lightning_jd.engines.tape._tape import Tape
+
+
+@dataclass(frozen=True)
+class Line:
+    """What happens to one parameter.
+
+    Attributes:
+        name: Its name.
+        shape: Its shape.
+        path: How its gradients are found.
+        why: The reason.
+        remedy: What would make it faster, if anything would.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    path: str
+    why: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How each parameter is differentiated; ``str()`` is a table.
+
+    Attributes:
+        lines: One per parameter.
+        kind: ``"instances"``, ``"tasks"`` or ``"instances_tasks"``.
+        m: The number of objectives.
+    """
+
+    lines: tuple[Line, ...]
+    kind: str
+    m: int
+
+    @override
+    def __str__(self) -> str:
+        table = [("parameter", "shape", "path", "why")]
+        table += [(line.name, _shape(line.shape), line.path, line.why) for line in self.lines]
+        widths = [max(len(row[j]) for row in table) for j in range(3)]
+        text = [
+            "  ".join([*[cell.ljust(width) for cell, width in zip(row, widths, strict=False)], row[3]])
+            for row in table
+        ]
+        text.insert(1, "  ".join("-" * width for width in [*widths, 20]))
+        slow = sum(_is_slow(line.path, self.kind) for line in self.lines)
+        text.append(f"{self.m} objectives ({self.kind}), {len(self.lines)} parameters, {slow} slow.")
+        remedies: dict[str, list[str]] = {}
+        for line in self.lines:
+            if line.remedy:
+                remedies.setdefault(line.remedy, []).append(line.name)
+        for remedy, names in remedies.items():
+            listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+            text.append(f"Faster ({listed}): {remedy}")
+        return "\n".join(text)
+
+
+def explain(losses: Losses | Objectives, params: Parameters) -> Explanation:
+    """Say how the tape deals with each parameter of a model.
+
+    The Gramian is computed once, so that what is reported is what happens; the graph is kept.
+
+    Args:
+        losses: The losses of one step, see :meth:`Objectives.of`.
+        params: A module, tensors or (name, tensor) pairs.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(3, 2)
+        >>> print(explain(layer(torch.ones(4, 3)).sum(dim=1), layer))
+        parameter  shape  path                 why
+        ---------  -----  -------------------  --------------------
+        weight     2 x 3  rule AddmmBackward0  one pass for all rows
+        bias       2      rule AddmmBackward0  one pass for all rows
+        4 objectives (instances), 2 parameters, 0 slow.
+    """
+    objectives = Objectives.of(losses)
+    named = named_parameters_of(params)
+    tape = Tape(objectives, named)
+    tape.gramian()
+    lines = []
+    for name, tensor in named:
+        path, culprit = tape.paths[name], tape.culprits.get(name)
+        why, remedy = _reason(path, culprit, objectives.kind)
+        lines.append(Line(name, tuple(tensor.shape), path, why, remedy))
+    return Explanation(tuple(lines), objectives.kind, objectives.m)
+
+
+def _is_slow(path: str, kind: str) -> bool:
+    how = path.split()[0]
+    return how == "local" or (how in ("rows", "kernel") and kind != "tasks")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "scalar"
+
+
+def _reason(path: str, culprit: str | None, kind: str) -> tuple[str, str]:
+    how, _, operation = path.partition(" ")
+    if how == "rule":
+        if culprit is None:
+            return "one pass for all rows", ""
+        return (
+            f"one pass for all rows, after a probe: rows could not be followed through {culprit}",
+            f"no flow is known for {culprit}; an equivalent of known operations avoids the probe",
+        )
+    if how == "local":
+        return (
+            f"there is no rule for {operation}, which is differentiated once per row",
+            f"teach the tape with `register_rule({operation!r}, slot)`",
+        )
+    if how == "computed":
+        return "computed with before it is used; rows are pulled back through that", ""
+    if how == "unreached":
+        return "no loss depends on it", ""
+    if kind == "tasks":
+        return "one pass per task", ""
+    if culprit is None:
+        return "one pass per row", ""
+    return f"one pass per row: {culprit} mixes rows, or hides them", _REMEDIES.get(culprit, "")
+
+
+_NORM = "BatchNorm in training mode mixes the rows; GroupNorm, LayerNorm or `eval()` do not"
+_REMEDIES = {
+    "NativeBatchNormBackward0": _NORM,
+    "CudnnBatchNormBackward0": _NORM,
+    "CompiledFunctionBackward": "compiled code hides its operations; compile the loss or nothing",
+}

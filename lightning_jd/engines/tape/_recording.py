@@ -1,0 +1,135 @@
+"""One step: the passes, and which way each parameter takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lightning_jd.engines._objectives import Objectives
+from lightning_jd.engines.tape._assembly import Assembly
+from lightning_jd.engines.tape._contribution import Contribution, Rows
+from lightning_jd.engines.tape._general import add_rows
+from lightning_jd.engines.tape._graph import Graph
+from lightning_jd.engines.tape._harvest import Harvest
+from lightning_jd.engines.tape._ledger import Ledger
+from lightning_jd.engines.tape._memory import known_graph, plan_for
+from lightning_jd.engines.tape._owners import alone
+from lightning_jd.engines.tape._plan import Plan
+from lightning_jd.engines.tape._resolve import Resolution, resolve
+from lightning_jd.engines.tape._virtual import computed_rows
+
+
+class Recording:
+    """Carries out a plan.
+
+    Args:
+        graph: The graph below the losses.
+        plan: The plan for it.
+        objectives: The losses.
+        parameters: All parameters by position.
+        scale: What the losses are multiplied by before they are differentiated.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        objectives: Objectives,
+        parameters: Mapping[int, Tensor],
+        scale: float | Tensor,
+    ) -> None:
+        self.graph, self.plan, self.objectives = graph, plan, objectives
+        self.parameters, self.scale = parameters, scale
+        #: How each reached parameter was dealt with.
+        self.paths: dict[int, str] = {}
+
+    def run(self, ledger: Ledger) -> None:
+        """Add the Gramian of all reached parameters to a ledger."""
+        losses, plan = self.objectives.losses, self.plan
+        by_rows = set(plan.by_rows)
+        if not isinstance(losses, Tensor) or self.objectives.kind == "tasks" or len(losses) == 1:
+            by_rows = set(plan.reached)
+        else:
+            resolution = resolve(self.graph, plan, losses)
+            by_rows |= resolution.lost
+            if resolution.uses:
+                self._by_owners(losses, resolution, ledger)
+        if by_rows:
+            self._by_rows(by_rows, ledger)
+
+    def _by_owners(self, losses: Tensor, resolution: Resolution, ledger: Ledger) -> None:
+        harvest = Harvest(
+            self.graph, self.plan, resolution.uses, len(losses), ledger.G.dtype, self.scale
+        )
+        assembly = Assembly(self.plan, resolution.lost | self.plan.computed, ledger)
+        if losses.ndim == 1:
+            harvest.run(losses, torch.ones_like(losses), assembly.deliver)
+        else:
+            _run_per_task(harvest, losses, assembly)
+        assembly.close()
+        self._name_paths(resolution, harvest)
+        computed = {k: self.parameters[k] for k in self.plan.computed - resolution.lost}
+        if computed:
+            m = self.objectives.m
+            for rows in computed_rows(self.graph, self.plan, assembly.others, computed, m):
+                ledger.add(rows)
+            self.paths.update(dict.fromkeys(computed, "computed"))
+
+    def _by_rows(self, positions: set[int], ledger: Ledger) -> None:
+        graph = self.graph
+        known = known_graph(graph.records, graph.roots, 1)
+        roots = tuple((edge, alone()) for edge in graph.roots)
+        general = plan_for(known, graph.records, roots, frozenset())
+        rows = [self.objectives.row(i) for i in range(self.objectives.m)]
+        chosen = {k: self.parameters[k] for k in sorted(positions)}
+        tricks = add_rows(ledger, graph, general, rows, chosen, self.scale)
+        for k in positions:
+            self.paths[k] = "kernel" if k in tricks else "rows"
+
+    def _name_paths(self, resolution: Resolution, harvest: Harvest) -> None:
+        for use in resolution.uses:
+            name = self.graph.records[use.use.node].name
+            how = "local" if use.position in harvest.local else "rule"
+            for placement in use.use.placements:
+                if self.paths.get(placement.parameter, "rule").startswith("rule"):
+                    self.paths[placement.parameter] = f"{how} {name}"
+
+
+def _run_per_task(harvest: Harvest, losses: Tensor, assembly: Assembly) -> None:
+    """One pass per column of the losses; the rows of an instance are put side by side."""
+    tasks = losses.shape[1]
+    passes: dict[int, dict[int, list[Contribution]]] = {}
+    for task in range(tasks):
+        chosen = torch.zeros_like(losses)
+        chosen[:, task] = 1
+
+        def take(position: int, parts: list[Contribution], task: int = task) -> None:
+            passes.setdefault(position, {})[task] = parts
+
+        harvest.run(losses, chosen, take)
+    while passes:
+        position, by_task = passes.popitem()
+        assembly.deliver(position, _side_by_side(by_task, tasks))
+
+
+def _side_by_side(by_task: dict[int, list[Contribution]], tasks: int) -> list[Contribution]:
+    if len(by_task) == tasks and len({len(parts) for parts in by_task.values()}) == 1:
+        first, *others = by_task.values()
+        return [
+            part.stacked([other[j] for other in others]) for j, part in enumerate(first)
+        ]
+    # some task does not reach the use, or a rule applied to some passes only
+    singles = {
+        task: {single.placements[0]: single for part in parts for single in part.split()}
+        for task, parts in by_task.items()
+    }
+    placements = next(iter(singles.values())).keys()
+    found: list[Contribution] = []
+    for placement in placements:
+        some = {task: parts[placement].rows() for task, parts in singles.items()}
+        blank = torch.zeros_like(next(iter(some.values())))
+        rows = torch.stack([some.get(task, blank) for task in range(tasks)], dim=1)
+        found.append(Rows(rows.flatten(0, 1), placement, is_placed=True))
+    return found

@@ -1,0 +1,20 @@
+"""Every test starts from the same seed and leaves no global state behind."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+
+@pytest.fixture(autouse=True)
+def _same_start_and_nothing_left_behind() -> Iterator[None]:
+    torch.manual_seed(0)
+    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+    yield
+    assert torch.get_default_dtype() == dtype, "the test leaves another default dtype behind"
+    assert torch.is_grad_enabled() == grad, "the test leaves gradients switched off"
+    initialized = dist.is_available() and dist.is_initialized()
+    if initialized:
+        dist.destroy_process_group()
+    assert not initialized, "the test leaves a process group behind"

@@ -1,0 +1,77 @@
+"""The support matrix: what the tests run is what the README says.
+
+    python -m tests.integration.matrix README.md
+
+writes the table between the two markers in that file. `test_matrix.py` and `test_ddp.py` run every
+cell, and hold that the table in the README is this one.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
+
+from lightning_jd.surfaces._support import REFUSED
+from tests.helpers.lightning import Regression
+from tests.integration.features import BF16, FP16, Compiled
+
+START, END = "<!-- support matrix -->", "<!-- end of the support matrix -->"
+
+
+def _half() -> dict[str, Any]:
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+    return {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
+
+
+def _named(precision: str) -> Callable[[], dict[str, Any]]:
+    return lambda: {"precision": precision}
+
+
+#: Precision to the arguments of a Trainer on a CPU, and how close two runs in it are.
+PRECISIONS: dict[str, tuple[Callable[[], dict[str, Any]], dict[str, float]]] = {
+    "32-true": (_named("32-true"), {"rtol": 1e-4, "atol": 1e-5}),
+    "64-true": (_named("64-true"), {}),
+    "bf16-mixed": (_named("bf16-mixed"), BF16),
+    "bf16-true": (_named("bf16-true"), BF16),
+    "16-mixed": (_half, FP16),
+    "16-true": (_named("16-true"), FP16),
+}
+#: Name of the column to the class of the module.
+MODULES: dict[str, type[Regression]] = {"eager": Regression, "compiled": Compiled}
+#: What a user writes to the number of processes in the tests.
+STRATEGIES = {
+    "`JacobianDescent()`": 1,
+    "`strategy='jd'`": 1,
+    "`JacobianDescent()`, `strategy='ddp'`": 2,
+    "`strategy='jd_ddp'`": 2,
+}
+#: Strategies that are refused at setup, with the reason.
+REFUSALS = {name.removesuffix("Strategy"): reason for name, reason in sorted(REFUSED.items())}
+
+
+def table() -> str:
+    """The matrix in Markdown; a cell says in which columns of MODULES it was run."""
+    run = ", ".join(MODULES)
+    lines = [["", *PRECISIONS], ["---", *[":-:"] * len(PRECISIONS)]]
+    for name, processes in STRATEGIES.items():
+        note = "" if processes == 1 else f", {processes} processes"
+        lines.append([f"{name}{note}", *[run] * len(PRECISIONS)])
+    lines += [[name, *["refused"] * len(PRECISIONS)] for name in REFUSALS]
+    rows = [f"| {' | '.join(cells)} |" for cells in lines]
+    reasons = "; ".join(f"{name}, because {reason}" for name, reason in REFUSALS.items())
+    return "\n".join([*rows, "", f"Refused at setup: {reasons}."])
+
+
+def write(path: Path) -> None:
+    """Put the table between the markers of a file."""
+    text = path.read_text(encoding="utf-8")
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(END)
+    path.write_text(f"{before}{START}\n{table()}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

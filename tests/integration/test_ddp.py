@@ -1,0 +1,144 @@
+"""Two processes on half batches give the weights of one process on whole batches."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+from torch.testing import assert_close
+from torch.utils.data import DataLoader, DistributedSampler
+
+from lightning_jd.errors import NonFiniteError, SetupError
+from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy
+from tests.helpers.lightning import Regression, batches, fit, weights
+from tests.helpers.two_processes import run_in_two_processes
+from tests.integration.features import FEATURES
+from tests.integration.matrix import MODULES, PRECISIONS, STRATEGIES
+
+TWO_PROCESSES = [name for name, processes in STRATEGIES.items() if processes == 2]
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+#: Forms of losses, aggregators and accumulation. Instances come in another order on two processes,
+#: which random weights (rgw) would notice.
+METHODS = [
+    ("instances", "upgrad", "batch"),
+    ("instances", "upgrad", "step"),
+    ("instances", "graddrop", "step"),
+    ("matrix", "upgrad", "batch"),
+    ("matrix", "mgda", "step"),
+    ("tasks", "upgrad", "batch"),
+    ("tasks", "upgrad", "step"),
+    ("tasks", "graddrop", "batch"),
+    ("tasks", "rgw", "batch"),
+    ("tasks", "rgw", "step"),
+]
+
+
+def surface(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """How the strategy of one row of the matrix is asked for, on one or two processes."""
+    if dist.is_initialized():
+        if "jd" in name:
+            return {"strategy": JDDDPStrategy(**options), "devices": 2}
+        return {"strategy": "ddp", "devices": 2, "callbacks": [JacobianDescent(**options)]}
+    return {"callbacks": [JacobianDescent(**options)]}
+
+
+def train(
+    name: str, options: dict[str, Any], make: Callable[[], Regression], **arguments: Any
+) -> dict[str, Tensor]:
+    """One epoch on the same samples: the batches of two processes are halves of those of one."""
+    module = make()
+    fit(module, shared_batches(), max_epochs=1, **arguments, **surface(name, options))
+    return weights(module)
+
+
+def shared_batches() -> DataLoader[tuple[Tensor, ...]]:
+    """16 samples in batches of 4, of which each of two processes gets 2, in the same order."""
+    whole = batches(n=16)
+    if not dist.is_initialized():
+        return whole
+    own = DistributedSampler(whole.dataset, shuffle=False)  # Lightning would shuffle
+    return DataLoader(whole.dataset, batch_size=2, sampler=own)
+
+
+Run = tuple[Callable[[], dict[str, Tensor]], dict[str, float]]
+
+
+def runs() -> dict[str, Run]:
+    """Name to a training and how close its weights are; done with one process and with two."""
+    cases: dict[str, Run] = {}
+    for name in TWO_PROCESSES:
+        for precision, (arguments, tolerance) in PRECISIONS.items():
+            for kind, cls in MODULES.items():
+                cases[f"{name}, {precision}, {kind}"] = (
+                    lambda name=name, arguments=arguments, cls=cls: train(
+                        name, {"aggregator": "mgda"}, lambda: cls("instances"), **arguments()
+                    ),
+                    tolerance,
+                )
+        for form, aggregator, accumulation in METHODS:
+            options = {"aggregator": aggregator, "accumulation": accumulation}
+            cases[f"{name}, {form}, {aggregator}, {accumulation}"] = (
+                lambda name=name, options=options, form=form: train(
+                    name, options, lambda: Regression(form), accumulate_grad_batches=2
+                ),
+                CLOSE,
+            )
+    clip = FEATURES["clip by norm"].trainer
+    cases["clipping"] = (
+        lambda: train("ddp", {"aggregator": "upgrad"}, lambda: Regression("tasks"), **clip()),
+        CLOSE,
+    )
+    return cases
+
+
+class SometimesNan(Regression):
+    """One process meets a loss that is not a number; the others must not wait for it."""
+
+    def in_form(self, errors: Tensor) -> Any:
+        losses = super().in_form(errors)["loss"]
+        if dist.get_rank() == 1:
+            losses["b"] = losses["b"] * torch.nan
+        return {"loss": losses}
+
+
+class Uneven(Regression):
+    """The second process has one instance less."""
+
+    def in_form(self, errors: Tensor) -> Any:
+        return super().in_form(errors[: len(errors) - dist.get_rank()])
+
+
+def work(rank: int, folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    expected = torch.load(folder / "expected.pt")
+    for name, (run, tolerance) in runs().items():
+        actual = run()
+        others: list[Any] = [None, None]
+        dist.all_gather_object(others, actual)
+        assert_close(others[0], others[1], rtol=0, atol=0, msg=lambda m, n=name: f"{n}: {m}")
+        if name in expected:
+            assert_close(actual, expected[name], **tolerance, msg=lambda m, n=name: f"{n}: {m}")
+    ddp = {"strategy": "ddp", "devices": 2, "max_epochs": 1}
+    with pytest.raises(NonFiniteError, match="'b'"):
+        fit(SometimesNan("tasks"), batches(8, 2), callbacks=[JacobianDescent()], **ddp)
+    skipping = JacobianDescent(nonfinite="skip")
+    fit(SometimesNan("tasks"), batches(8, 2), callbacks=[skipping], **ddp)
+    assert skipping.skipped == 2 * rank
+    assert skipping.report.names == ("a", "b", "c")  # the other process has it
+    uneven = JacobianDescent()
+    fit(Uneven("instances"), batches(8, 2), callbacks=[uneven], **ddp)
+    assert len(uneven.report.names) == 3
+    static = DDPStrategy(static_graph=True)
+    with pytest.raises(SetupError, match="static_graph=True"):
+        fit(Regression(), callbacks=[JacobianDescent()], strategy=static, devices=2)
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    torch.save({name: run() for name, (run, _) in runs().items()}, tmp_path / "expected.pt")
+    run_in_two_processes(work, tmp_path)

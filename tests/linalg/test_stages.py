@@ -1,0 +1,179 @@
+"""Each stage hands over to a more robust one: provoked on purpose, one failure after the other."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from lightning_jd.linalg import _interior, _pivoting, _small, _stages, dual_cone_weights
+from lightning_jd.linalg._guess import guess_positive
+from lightning_jd.linalg._scaling import noise_level, to_finite, unit_diagonal, work_device
+from tests.helpers.gramians import FAMILIES
+
+M = 20
+
+
+@pytest.fixture(params=["gaussian", "conflicting", "low_rank", "stationary", "half_rank"])
+def unit(request: pytest.FixtureRequest) -> Tensor:
+    return unit_diagonal(FAMILIES[request.param](M, 0), 0.0).C
+
+
+def is_solved(C: Tensor, Z: Tensor) -> bool:
+    return bool((_stages.natural_residual(C, C, Z) <= 1e-11).all())
+
+
+def nothing_positive(C: Tensor, Q: Tensor) -> Tensor:
+    return torch.zeros_like(Q, dtype=torch.bool)
+
+
+def everything_positive(C: Tensor, Q: Tensor) -> Tensor:
+    return torch.ones_like(Q, dtype=torch.bool)
+
+
+def gives_up(C: Tensor, Q: Tensor, positive: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    return torch.zeros_like(Q), torch.arange(len(Q))
+
+
+@pytest.mark.parametrize("family", ["gaussian", "conflicting", "cnn_like"])
+def test_the_guess_is_mostly_right(family: str) -> None:
+    C = unit_diagonal(FAMILIES[family](M, 0), 0.0).C
+    right = _stages.solve(C, C, 0.0) > 0
+    assert (guess_positive(C, C) == right).to(torch.float64).mean() > 0.9
+
+
+@pytest.mark.parametrize("guess", [nothing_positive, everything_positive])
+def test_pivoting_repairs_a_useless_guess(
+    unit: Tensor, guess: Callable[[Tensor, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_stages, "guess_positive", guess)
+    assert is_solved(unit, _stages.solve(unit, unit, 0.0))
+
+
+def test_the_proximal_stage_repairs_a_shared_pivot_that_fails(
+    unit: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pivot = _stages.pivot
+    monkeypatch.setattr(
+        _stages,
+        "pivot",
+        lambda *args, shared, rounds: (gives_up if shared else pivot)(
+            *args, shared=shared, rounds=rounds
+        ),
+    )
+    assert is_solved(unit, _stages.solve(unit, unit, 0.0))
+
+
+def test_the_interior_point_alone_is_accurate(
+    unit: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_stages, "pivot", gives_up)
+    Z = _stages.solve(unit, unit, 0.0)
+    # Without exact pivoting afterwards: as near as an interior point gets, and no worse.
+    assert (_stages.natural_residual(unit, unit, Z) <= 1e-8).all()
+
+
+def test_if_every_stage_fails_the_best_answer_is_returned(
+    unit: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_stages, "pivot", gives_up)
+    monkeypatch.setattr(
+        _stages, "interior_point", lambda C, Q, tolerance: torch.full_like(Q, torch.nan)
+    )
+    Z = _stages.solve(unit, unit, 0.0)
+    assert Z.isfinite().all()
+
+
+@pytest.mark.parametrize("failing", ["_guess_positive", "_pivot"])
+def test_what_numpy_leaves_is_finished_by_the_robust_stages(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def singular(*_: Any) -> None:
+        raise np.linalg.LinAlgError("Singular matrix")
+
+    def useless(C: np.ndarray, Q: np.ndarray) -> np.ndarray:
+        return np.zeros_like(Q, dtype=bool)
+
+    for m in (6, M):  # systems that are masked, and systems that are gathered
+        G, eye = FAMILIES["gaussian"](m, 0), torch.eye(m, dtype=torch.float64)
+        expected = dual_cone_weights(G, eye)
+        with monkeypatch.context() as patch:
+            patch.setattr(_small, failing, useless if failing == "_guess_positive" else singular)
+            patch.setattr(_small, "ROUNDS", 1)
+            assert_close(dual_cone_weights(G, eye), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_pivoting_reports_the_rows_that_it_leaves(shared: bool) -> None:
+    C = unit_diagonal(FAMILIES["gaussian"](M, 0), 0.0).C
+    empty = torch.zeros(M, M, dtype=torch.bool)
+    _, left = _pivoting.pivot(C, C, empty, shared=shared, rounds=1)
+    conflicting = (C < 0).any(dim=1).nonzero().flatten()
+    assert_close(left, conflicting)
+    _, left = _pivoting.pivot(C, C, empty, shared=shared, rounds=50)
+    assert len(left) == 0
+
+
+def test_single_exchanges_end_a_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_pivoting, "PATIENCE", -1)  # only the last wrong entry changes sides
+    C = unit_diagonal(FAMILIES["gaussian"](6, 0), 0.0).C
+    Z, left = _pivoting.pivot(C, C, C > 2, shared=False, rounds=64)
+    assert len(left) == 0
+    assert is_solved(C, Z)
+
+
+def test_batches_are_cut_where_sizes_jump_and_where_memory_ends() -> None:
+    cpu = torch.device("cpu")
+    assert _pivoting._end_of_batch([1, 2, 3, 50, 50], 0, cpu) == 3
+    assert _pivoting._end_of_batch([1, 2, 3, 50, 50], 3, cpu) == 5
+    huge = [1000] * 5
+    assert _pivoting._end_of_batch(huge, 0, cpu) == 1  # at least one, however large
+    assert _pivoting._end_of_batch(huge, 0, torch.device("cuda")) == 5
+
+
+def test_the_interior_point_splits_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    C = unit_diagonal(FAMILIES["gaussian"](M, 0), 0.0).C
+    whole = _interior.interior_point(C, C, tolerance=1e-13)
+    monkeypatch.setattr(_interior, "BATCH", 3 * M**2)
+    assert_close(_interior.interior_point(C, C, tolerance=1e-13), whole, rtol=1e-10, atol=1e-10)
+
+
+# The scale on which all this happens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_numpy_and_torch_scale_alike(family: str) -> None:
+    for reg in (0.0, 1e-4):
+        for m in (1, 7):
+            G = FAMILIES[family](m, 0)
+            for ours, twin in zip(
+                unit_diagonal(G, reg), _small.unit_diagonal(G.numpy(), reg), strict=True
+            ):
+                assert_close(ours, torch.from_numpy(twin), rtol=1e-12, atol=1e-14)
+
+
+def test_the_shift_is_the_least_that_is_above_the_noise() -> None:
+    C = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)  # eigenvalues 0 and 2
+    assert_close(_stages.least_shift(C, 1e-3), C + 1e-3 * torch.eye(2, dtype=C.dtype))
+    definite = torch.tensor([[1.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
+    assert_close(_stages.least_shift(definite, 1e-3), definite, rtol=0, atol=0)
+    indefinite = torch.tensor([[1.0, -1.1], [-1.1, 1.0]], dtype=torch.float64)  # -0.1: shift by 0.2
+    assert_close(_stages.least_shift(indefinite, 1e-3), indefinite + 0.2 * torch.eye(2).to(C))
+
+
+def test_the_noise_of_a_dtype() -> None:
+    assert noise_level(torch.float32, 4) == 2 * torch.finfo(torch.float32).eps
+
+
+def test_what_overflows_becomes_the_largest_number() -> None:
+    big = torch.tensor([1e300, -1e300, 1.0], dtype=torch.float64)
+    largest = torch.finfo(torch.float32).max
+    assert to_finite(big, torch.float32).tolist() == [largest, -largest, 1.0]
+
+
+def test_a_device_without_float64_computes_on_the_host() -> None:
+    assert work_device(torch.device("mps")) == torch.device("cpu")
+    assert work_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
