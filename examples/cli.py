@@ -1,7 +1,7 @@
 """The command line of a module that is trained by Jacobian descent: nothing but LightningCLI.
 
-    python examples/cli.py fit --config examples/cli.yaml
-    python examples/cli.py fit --config examples/cli.yaml --model.lr 0.05 --trainer.max_epochs 10
+python examples/cli.py fit --config examples/cli.yaml
+python examples/cli.py fit --config examples/cli.yaml --model.lr 0.05 --trainer.max_epochs 10
 """
 
 import torch

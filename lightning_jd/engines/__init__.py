@@ -7,6 +7,7 @@ tensor([[1., 1.],
         [2., 1.]])
 """
 
+from lightning_jd.engines._gramian import gramian
 from lightning_jd.engines._hooks import hooks_silenced
 from lightning_jd.engines._objectives import Losses, Objectives
 from lightning_jd.engines._parameters import (
@@ -19,9 +20,10 @@ from lightning_jd.engines._parameters import (
 )
 from lightning_jd.engines._reach import leaves_reached, tasks_reaching
 from lightning_jd.engines._rows import jacobian, rows
-from lightning_jd.engines.tape import Tape
+from lightning_jd.engines.tape import Explanation, Tape, explain, register_rule
 
 __all__ = [
+    "Explanation",
     "Losses",
     "NamedParameters",
     "Objectives",
@@ -29,10 +31,13 @@ __all__ = [
     "Select",
     "Selection",
     "Tape",
+    "explain",
+    "gramian",
     "hooks_silenced",
     "jacobian",
     "leaves_reached",
     "named_parameters_of",
+    "register_rule",
     "rows",
     "select",
     "tasks_reaching",

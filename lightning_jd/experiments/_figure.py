@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_jd.errors import MissingDependencyError
-from lightning_jd.experiments._statistics import smooth_mean, standard_error
+from lightning_jd.experiments._statistics import power_of_ten, smooth_mean, standard_error
 from lightning_jd.experiments._training import Outcome, Run
 
 
@@ -51,18 +51,18 @@ def draw(
     _area_panel(areas, best, regs, colours)
     panels: list[tuple[Any, str, Callable[[Outcome], list[float]]]] = [
         (losses, "training loss", lambda outcome: outcome.losses),
-        (weights, "largest weight (Mean: 1)", lambda outcome: outcome.largest_weights),
+        (weights, "largest weight, log10 (Mean: 0)", _magnitudes),
         (harmed, "share of images harmed by the step", lambda outcome: outcome.harmed),
     ]
-    for axes, label, series in panels:
+    for axes, ylabel, series in panels:
         for reg in [*regs, None]:
             curve = smooth_mean([series(o) for _, o in best[reg] if not o.diverged])
             if curve:
-                axes.plot(curve, color=colours[reg], label="Mean" if reg is None else f"{reg:g}")
-        axes.set(xlabel="step", ylabel=label)
+                label = "Mean" if reg is None else power_of_ten(reg)
+                axes.plot(curve, color=colours[reg], label=label)
+        axes.set(xlabel="step", ylabel=ylabel)
         axes.grid(alpha=0.3)
     losses.set_yscale("log")
-    weights.set_yscale("log")
     losses.legend(title="reg", fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -93,6 +93,15 @@ def _area_panel(
         axes.axhline(mean, color=colours[None], label="Mean")
         axes.axhspan(mean - error, mean + error, color=colours[None], alpha=0.12)
         axes.legend()
-    axes.set_xticks(range(len(regs)), [f"{reg:g}" for reg in regs])
+    axes.set_xticks(range(len(regs)), [power_of_ten(reg) for reg in regs])
+    # Logarithmic, because reg = 0 may be far off, but with numbers that can be read.
+    axes.set_yscale("log")
+    for axis_format in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        axis_format("{x:g}")
     axes.set(xlabel="reg", ylabel="area under the training loss")
-    axes.grid(alpha=0.3, axis="y")
+    axes.grid(alpha=0.3, axis="y", which="both")
+
+
+def _magnitudes(outcome: Outcome) -> list[float]:
+    # The weights of reg = 0 span dozens of orders: the mean of a few steps is that of their logs.
+    return [math.log10(weight) for weight in outcome.largest_weights]

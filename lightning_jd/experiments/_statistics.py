@@ -1,4 +1,4 @@
-"""Means over seeds, and how sure they are."""
+"""Means over seeds, how sure they are, and how to write small numbers."""
 
 import statistics
 from collections.abc import Sequence
@@ -27,3 +27,14 @@ def smooth_mean(curves: Sequence[Sequence[float]], window: int = 16) -> list[flo
     """
     mean = [statistics.mean(values) for values in zip(*curves, strict=True)]
     return [statistics.mean(mean[max(0, i + 1 - window) : i + 1]) for i in range(len(mean))]
+
+
+def power_of_ten(value: float) -> str:
+    """Write a small number the short way.
+
+    Example:
+        >>> power_of_ten(1e-4), power_of_ten(2.5e-3), power_of_ten(0.0)
+        ('1e-4', '2.5e-3', '0')
+    """
+    mantissa, exponent = f"{value:e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}" if value else "0"

@@ -10,6 +10,7 @@ from torch.nn import functional
 from lightning_jd.aggregators import resolve
 from lightning_jd.core import backward
 from lightning_jd.errors import NonFiniteError
+from lightning_jd.experiments._statistics import power_of_ten
 from lightning_jd.experiments.models import Architecture, paper_cnn
 
 _DIVERGED = 1e3  # a cross-entropy that no training of ten classes comes back from
@@ -45,9 +46,9 @@ class Run:
 
         Example:
             >>> Run("mnist", "upgrad", 1e-4, 0.1, seed=1, epochs=8).label
-            'reg 0.0001'
+            'reg 1e-4'
         """
-        return self.aggregator if self.reg is None else f"reg {self.reg:g}"
+        return self.aggregator if self.reg is None else f"reg {power_of_ten(self.reg)}"
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ Best = dict[float | None, list[tuple[Run, Outcome]]]
 _USUAL_START = -12  # a learning rate of 0.1, near Mean's best on MNIST
 _COLUMNS = {
     "setting": "setting",
-    "area": "area under the loss",
+    "area": "area",
     "error": "standard error",
     "diverged": "diverged",
     "lr": "learning rates",
-    "final_loss": "loss of the last epoch",
-    "largest_weight": "largest weight (Mean: 1)",
-    "harmed": "images harmed per step",
+    "final_loss": "final loss",
+    "largest_weight": "largest weight",
+    "harmed": "share harmed",
     "worst_cosine": "worst cosine",
 }
 
@@ -129,11 +129,12 @@ def _publish(best: Best, dataset: str, output: Path) -> None:
     rows = [_row(runs) for runs in best.values()]
     seeds = len(next(iter(best.values())))
     notes = (
-        f"Means over {seeds} seed(s), each at its own best learning rate. An image is harmed by a "
-        "step if the update increases its loss to first order; the worst cosine is between the "
-        "update and the gradient of an image, over all steps.",
+        f"Means over {seeds} seed(s), each at its own best learning rate. Area: under the curve of "
+        "the training loss, per step. Final loss: of the last epoch. Largest weight: of any step, "
+        "where Mean gives 1. Share harmed: of the images of a batch whose loss the step increases, "
+        "to first order. Worst cosine: between the update and the gradient of an image, any step.",
     )
-    title = f"UPGrad on {dataset}: what the regularisation does to training"
+    title = f"UPGrad on {dataset.upper()}: what the regularisation does to training"
     report = Report("regularisation", title, _COLUMNS, rows, notes)
     report.print()
     data, page = report.write(output)

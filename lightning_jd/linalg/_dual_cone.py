@@ -68,13 +68,13 @@ def dual_cone_weights(
         )
     if targets.numel() == 0:
         return targets.to(gramian)
-    U = targets.detach().reshape(-1, len(gramian))
+    U = targets if targets.ndim == 2 else targets[None]
     small = len(gramian) <= SMALL or len(U) <= FEW
     if gramian.device.type == "cpu" and solver == "auto" and small:
         weights = _project_on_host(gramian, U, reg)
     else:
         weights = _project(gramian, U, reg, solver)
-    return weights.reshape(targets.shape)
+    return weights if targets.ndim == 2 else weights[0]
 
 
 def upgrad_weights(
@@ -155,7 +155,7 @@ def _project(gramian: Tensor, U: Tensor, reg: float, solver: str) -> Tensor:
     check_finite("targets", U)
     device = work_device(gramian.device)
     C, d, inverse = unit_diagonal(gramian.to(device), reg)
-    U = U.to(device, torch.float64)
+    U = U.detach().to(device, torch.float64)
     Y = U * d
     size = Y.abs().amax(dim=1, keepdim=True)
     size = torch.where(size > 0, size, 1.0)

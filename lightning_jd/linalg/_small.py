@@ -20,8 +20,8 @@ ALL = slice(None)
 MODERATE = (1e-290, 1e290)  # no sum or square root of these overflows or loses digits
 MASKED = 16  # up to this m, systems of full size with rows of the identity beat gathering
 ROUNDS = 5
-FIRST, BURST, LAST = 10, 4, 34  # of the guess; checks are cheaper here than on an accelerator
-TINY_RHO, TINY_ITERATIONS = 0.6, 7  # of the guess up to m = MASKED, unchecked
+UNCHECKED, UNCHECKED_RHO = 48, 0.6  # up to this m, a fixed number of iterations guesses well enough
+FIRST, BURST, LAST = 8, 4, 32  # of the guess above; checks are cheaper than on an accelerator
 
 
 class UnitDiagonalArray(NamedTuple):
@@ -81,8 +81,7 @@ def is_positive_definite(C: Array, least: float) -> bool:
 def _guess_positive(C: Array, Q: Array) -> Mask:
     """The NumPy twin of :func:`lightning_jd.linalg._guess.guess_positive`."""
     m = len(C)
-    tiny = m <= MASKED
-    rho = TINY_RHO if tiny else _guess.RHO
+    rho = UNCHECKED_RHO if m <= UNCHECKED else _guess.RHO
     N = C.copy()
     N.flat[:: m + 1] += rho
     N = cast(Array, np.linalg.inv(N))
@@ -90,11 +89,13 @@ def _guess_positive(C: Array, Q: Array) -> Mask:
     np.negative(constant, out=constant)
     N *= 2 * rho
     N.flat[:: m + 1] -= 1
-    if tiny:
-        return _iterate(constant.copy(), N, constant, TINY_ITERATIONS) > 0
-    step, constant = N.astype(np.float32), constant.astype(np.float32)
-    x = _iterate(constant.copy(), step, constant, FIRST)
-    positive: Mask = x > 0
+    step: NDArray[Any] = N
+    if m > MASKED:
+        step, constant = step.astype(np.float32), constant.astype(np.float32)
+    x = constant.copy()
+    if m <= UNCHECKED:
+        return _iterate(x, step, constant, 6 + m // 8) > 0
+    positive: Mask = _iterate(x, step, constant, FIRST) > 0
     for _ in range(FIRST, LAST, BURST):
         before, positive = positive, _iterate(x, step, constant, BURST) > 0
         if np.count_nonzero((before != positive).any(axis=1)) <= _guess.SETTLED * len(Q):
@@ -115,8 +116,24 @@ def _iterate(
 
 
 def _pivot(C: Array, Q: Array, positive: Mask) -> tuple[Array, Array]:
-    """Block principal pivoting without a guard against cycles; unfinished rows stay infeasible."""
-    systems: _Masked | _Gathered = _Masked(C, Q) if len(C) <= MASKED else _Gathered(C, Q, positive)
+    """``Z`` and ``W = ZC + Q`` by block principal pivoting from the sets ``positive``.
+
+    There is no guard against cycles: rows that do not finish in a few rounds stay infeasible.
+    """
+    if len(C) <= MASKED:
+        return _rounds(_Masked(C, Q), C, Q, positive)
+    majority = np.count_nonzero(positive, axis=0) > 0.5 * len(Q)
+    order = np.concatenate([majority.nonzero()[0], (~majority).nonzero()[0]])
+    shared = int(np.count_nonzero(majority))
+    C, Q = C.take(order, axis=0).take(order, axis=1), Q.take(order, axis=1)
+    Z, W = _rounds(_Gathered(C, Q, shared), C, Q, positive.take(order, axis=1))
+    back = np.argsort(order)
+    return Z.take(back, axis=1), W.take(back, axis=1)
+
+
+def _rounds(
+    systems: "_Masked | _Gathered", C: Array, Q: Array, positive: Mask
+) -> tuple[Array, Array]:
     Z = z = systems.solve(ALL, positive)
     W = w = z @ C + Q
     rows: NDArray[np.intp] | None = None
@@ -125,7 +142,7 @@ def _pivot(C: Array, Q: Array, positive: Mask) -> tuple[Array, Array]:
         left = wrong.any(axis=1)
         if not left.any():
             break
-        rows = np.flatnonzero(left) if rows is None else rows[left]
+        rows = left.nonzero()[0] if rows is None else rows[left]
         positive = (positive ^ wrong)[left]
         z = systems.solve(rows, positive)
         w = z @ C + Q[rows]
@@ -147,26 +164,27 @@ class _Masked:
 
 
 class _Gathered:
-    """The NumPy twin of :class:`lightning_jd.linalg._pivoting.PrincipalSystems`."""
+    """The NumPy twin of :class:`lightning_jd.linalg._pivoting.PrincipalSystems`.
 
-    def __init__(self, C: Array, Q: Array, positive: Mask) -> None:
-        m = len(C)
-        self.S = np.count_nonzero(positive, axis=0) > 0.5 * len(Q)
-        order = np.argsort(~self.S, kind="stable")
-        k = np.count_nonzero(self.S)
-        C, Q = C[order[:, None], order], Q[:, order]
-        T = np.linalg.inv(C[:k, :k])
-        TB = T @ C[:k, k:]
-        M, R = np.empty_like(C), Q.copy()
-        M[:k, :k], M[:k, k:], M[k:, :k] = T, -TB, TB.T
-        M[k:, k:] = C[k:, k:] - C[k:, :k] @ TB
-        R[:, :k] = Q[:, :k] @ -T
-        R[:, k:] -= Q[:, :k] @ TB
+    The set S that all rows share consists of the first ``shared`` objectives.
+    """
+
+    def __init__(self, C: Array, Q: Array, shared: int) -> None:
+        m, k = len(C), shared
+        self.S = np.arange(m) < k
         # One more row and column of zeros: the index m fills up systems that are short.
         self.matrix, self.sides = np.zeros((m + 1, m + 1)), np.zeros((len(Q), m + 1))
-        self.matrix[order[:, None], order] = M
-        self.sides[:, order] = R
-        self.transposed = self.matrix[:m, :m].T
+        M, R = self.matrix[:m, :m], self.sides[:, :m]
+        M[:], R[:] = C, Q
+        if k > 0:
+            B = C[:k, k:]
+            T = np.linalg.inv(C[:k, :k])
+            TB = T @ B
+            M[:k, :k], M[:k, k:], M[k:, :k] = T, -TB, TB.T
+            M[k:, k:] -= B.T @ TB
+            R[:, :k] = Q[:, :k] @ -T
+            R[:, k:] -= Q[:, :k] @ TB
+        self.transposed = M.T
 
     def solve(self, rows: Rows, positive: Mask) -> Array:
         m = len(self.S)
@@ -182,7 +200,7 @@ class _Gathered:
                 continue
             full = np.arange(size) < sizes[batch, None]
             D = np.full(full.shape, m)
-            D[full] = np.nonzero(differs[batch])[1]
+            D[full] = differs[batch].nonzero()[1]
             A = self.matrix.take((D * (m + 1))[:, :, None] + D[:, None, :])
             A.reshape(len(A), -1)[:, :: size + 1] += ~full
             b = sides[batch[:, None], D]
@@ -190,5 +208,4 @@ class _Gathered:
         exchanged = exchanged[:, :m]
         kept = exchanged @ self.transposed
         kept += sides[:, :m]
-        z: Array = np.where(self.S, kept, exchanged) * positive
-        return z
+        return cast(Array, np.where(self.S, kept, exchanged) * positive)

@@ -9,6 +9,8 @@ from copy import deepcopy
 from functools import partial
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from lightning_jd.aggregators import Aggregator, resolve
 from lightning_jd.core import Report
 from lightning_jd.errors import SetupError
@@ -17,7 +19,6 @@ from lightning_jd.surfaces._patch import Patch
 from lightning_jd.surfaces._session import Session
 from lightning_jd.surfaces._settings import Accumulation, Memory, Nonfinite, RowsOption, Settings
 from lightning_jd.surfaces._support import check_supported
-
 
 #: What is not copied with a callback: `log` and `log_dict` are methods that the Trainer puts there.
 _OF_ONE_FIT = {"_session", "_patch", "_owner", "log", "log_dict"}
@@ -197,6 +198,7 @@ class DescentCallback:
                 f"{state_dict['name']}, whose state is not used."
             )
 
+    @override
     def __getstate__(self) -> dict[str, bytes]:
         # Sent to a process that is spawned, the state of a generator would share memory that is
         # gone when it arrives. Bytes are copied. What belongs to one fit stays here.

@@ -97,7 +97,7 @@ def test_the_command_writes_table_figure_and_runs_and_resumes(
 ) -> None:
     output = small(folder)
     report = json.loads((output / "regularisation.json").read_text())
-    assert [row["setting"] for row in report["rows"]] == ["mean", "reg 0.001"]
+    assert [row["setting"] for row in report["rows"]] == ["mean", "reg 1e-3"]
     assert "torch" in report["environment"]
     assert (output / "regularisation.png").read_bytes().startswith(b"\x89PNG")
     assert "area" in capsys.readouterr().out

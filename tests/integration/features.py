@@ -179,4 +179,3 @@ FEATURES = {
         module=lambda form: Regression(form, net=_convolutional())
     ),
 }
-

@@ -37,7 +37,7 @@ def _over_positions(site: Site, rows: Tensor) -> Contribution:
 def group_norm_scale(site: Site) -> Contribution:
     """Per channel: ``(Σ D x - mean Σ D) / deviation``, so that x is read once."""
     _samples_first(site)
-    x, D = site.saved("input").flatten(2), site.cotangent.flatten(2)
+    x, D = _pixels_last(site.saved("input")), _pixels_last(site.cotangent)
     n, channels = x.shape[:2]
     per_group = channels // site.saved("group")
     mean = site.saved("result1").reshape(n, -1).repeat_interleave(per_group, dim=1)
@@ -50,7 +50,7 @@ def group_norm_scale(site: Site) -> Contribution:
 def group_norm_shift(site: Site) -> Contribution:
     """Per channel: the sum of the cotangent."""
     _samples_first(site)
-    return _per_channel(site, site.cotangent.flatten(2).sum(dim=2))
+    return _per_channel(site, _pixels_last(site.cotangent).sum(dim=2))
 
 
 @register_rule(
@@ -60,7 +60,7 @@ def group_norm_shift(site: Site) -> Contribution:
 def batch_norm_scale(site: Site) -> Contribution:
     """Per channel: the normalised input times the cotangent, with the statistics of the mode."""
     _samples_first(site)
-    x, D = site.saved("input").unsqueeze(2).flatten(2), site.cotangent.unsqueeze(2).flatten(2)
+    x, D = _pixels_last(site.saved("input")), _pixels_last(site.cotangent)
     if site.saved("training"):
         mean, rstd = site.saved("result1"), site.saved("result2")
     else:
@@ -74,7 +74,12 @@ def batch_norm_scale(site: Site) -> Contribution:
 def batch_norm_shift(site: Site) -> Contribution:
     """Per channel: the sum of the cotangent, in either mode."""
     _samples_first(site)
-    return _per_channel(site, site.cotangent.unsqueeze(2).flatten(2).sum(dim=2))
+    return _per_channel(site, _pixels_last(site.cotangent).sum(dim=2))
+
+
+def _pixels_last(x: Tensor) -> Tensor:
+    """(n, channels, ...) -> (n, channels, pixels), one pixel if there are no other axes."""
+    return x.unsqueeze(2).flatten(2)
 
 
 def _samples_first(site: Site) -> None:
