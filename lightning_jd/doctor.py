@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,10 @@ def _of_training_step(model: Any) -> Any:
             f"{type(model).__name__} must have a method `training_step(batch, batch_idx)` that "
             "takes its `example_batch()`, but has none. Pass --input_shape to use stand-in losses."
         )
-    returned = model.training_step(model.example_batch(), 0)
+    with warnings.catch_warnings():
+        # Lightning warns that `self.log` does nothing without a Trainer: nothing is what we want.
+        warnings.filterwarnings("ignore", message=".*`self.trainer` reference is not registered")
+        returned = model.training_step(model.example_batch(), 0)
     losses = returned["loss"] if isinstance(returned, dict) and "loss" in returned else returned
     if isinstance(losses, Tensor) and losses.ndim == 0:
         raise SetupError(

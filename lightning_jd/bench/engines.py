@@ -116,6 +116,8 @@ def timed(case: Case, repeats: int, clock: Clock, seconds: float = 10.0) -> dict
     """
     steps = {}
     for engine in ENGINES:
+        if engine in case.skips:
+            continue
         torch.manual_seed(0)
         step = make_step(engine, case.build(), case.aggregator)
         if step is not None and _runs(step, optional=engine in OPPONENTS):
@@ -190,6 +192,12 @@ def _report(rows: list[dict[str, Value]], memory: bool, clock: Clock) -> Report:
         f"Slower than it must be: {', '.join(slow) or 'none'}. "
         f"Slower than TorchJD: {', '.join(beaten) or 'none'}.",
     ]
+    skipped = [str(row["case"]) for row in rows if CASES[str(row["case"])].skips]
+    if skipped:
+        notes.append(
+            "Not run because one step takes minutes, so that only the other engine of TorchJD is "
+            f"compared: autojac on {', '.join(skipped)}."
+        )
     if memory:
         hungry = [str(row["case"]) for row in rows if row.get("memory_mark") == "missed"]
         notes.append(

@@ -137,8 +137,9 @@ def _measured(case: _Case, repeats: int, clock: Literal["wall", "cpu"]) -> dict[
     opponent = _opponent(case.method) if case.m < _HUGE else None
     if opponent is not None:
         candidates["torchjd"] = lambda: opponent(G)
-    candidates["ours"]()  # a warm-up of its own: one round of the opponent may take many seconds
     slow = case.m >= 256
+    if slow and opponent is not None:
+        candidates["ours"]()  # a warm-up of its own: one round of the opponent may take seconds
     timings = interleaved(
         candidates, repeats=repeats, warmup=0 if slow else 2, clock=clock, budget=1.0
     )

@@ -52,15 +52,15 @@ def _pivot(C: Array, q: Array, positive: Mask) -> Array | None:
     for _ in range(ROUNDS):
         P = positive.nonzero()[0]
         z = np.zeros(len(q))
-        # The matrix is symmetric: its transpose has the order of columns that LAPACK reads in place.
+        # LAPACK works in place on columns, which for a symmetric matrix are the rows.
         _, z[P], failed = solve(C.take(P, 0).take(P, 1).T, -q[P], overwrite_a=1, overwrite_b=1)
         if failed:
             return None
         w = C.dot(z)
         w += q
-        size = 1 + max(z.max(), -z.min())
+        size = 1 + max(float(z.max()), -float(z.min()))
         wrong = np.where(positive, z, w) < -_pivoting.WRONG_SIGN * size
-        count = np.count_nonzero(wrong)
+        count = int(np.count_nonzero(wrong))
         if count == 0:
             np.maximum(z, 0, out=z)
             accurate = np.abs(np.minimum(z, w)).max() <= _stages.TOLERANCE * size
@@ -76,6 +76,6 @@ def _pivot(C: Array, q: Array, positive: Mask) -> Array | None:
 @cache
 def _cholesky_solver() -> Callable[..., tuple[Array, Array, int]]:
     """LAPACK's own, a fifth of the overhead of ``np.linalg.solve``; imported at the first call."""
-    from scipy.linalg.lapack import dposv
+    from scipy.linalg.lapack import dposv  # type: ignore[import-untyped]  # it has no stubs
 
     return cast(Callable[..., tuple[Array, Array, int]], dposv)

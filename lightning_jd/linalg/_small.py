@@ -193,8 +193,10 @@ class _Gathered:
         sides = self.sides[rows]
         exchanged = np.zeros_like(sides)
         # Sorted by size and cut into a few batches, so that little is padding.
-        batches = 1 + len(sizes) * int(sizes.max()) // 256
-        for batch in np.array_split(np.argsort(sizes, kind="stable"), min(batches, len(sizes))):
+        ranking = np.argsort(sizes)
+        stride = max(1, 1000 // max(1, int(sizes[ranking[-1]])))
+        for start in range(0, len(sizes), stride):
+            batch = ranking[start : start + stride]
             size = int(sizes[batch[-1]])
             if size == 0:
                 continue

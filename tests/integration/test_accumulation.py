@@ -120,9 +120,7 @@ class Undecided(Regression):
 
 
 def test_rows_of_one_step_are_of_one_kind() -> None:
-    with pytest.raises(
-        ArgumentError, match="of one kind in all micro-batches .* got instances and"
-    ):
+    with pytest.raises(ArgumentError, match=r"one kind in all micro-batches.*got instances and"):
         fit(
             Undecided(),
             callbacks=[JacobianDescent(accumulation="step")],

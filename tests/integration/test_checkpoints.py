@@ -33,7 +33,7 @@ SURFACES: dict[str, Any] = {
 }
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
@@ -45,7 +45,7 @@ class KillAfter(L.Callback):
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.global_step == self.step:
-            raise Killed
+            raise KilledError
 
 
 def data() -> ResumableLoader:
@@ -68,7 +68,7 @@ def test_killed_and_resumed_equals_uninterrupted(surface: str, step: int, tmp_pa
     make, arguments = SURFACES[surface]
     whole, killed, resumed = (make("instances", lr=0.05, momentum=0.9) for _ in range(3))
     fit(whole, data(), **arguments())
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         fit(killed, data(), **saving(tmp_path, arguments(), KillAfter(step)))
     fit(resumed, data(), ckpt_path=tmp_path / f"step={step}.ckpt", **arguments())
     assert_same_weights(resumed, whole, rtol=0, atol=0)
@@ -82,7 +82,7 @@ def test_with_step_accumulation(step: int, tmp_path: Path) -> None:
 
     whole, killed, resumed = Regression(), Regression(), Regression()
     fit(whole, data(), **arguments())
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         fit(killed, data(), **saving(tmp_path, arguments(), KillAfter(step)))
     fit(resumed, data(), ckpt_path=tmp_path / f"step={step}.ckpt", **arguments())
     assert_same_weights(resumed, whole, rtol=0, atol=0)

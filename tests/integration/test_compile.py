@@ -16,6 +16,7 @@ BACKENDS = [
         "inductor",
         marks=[
             pytest.mark.slow,
+            pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated"),
             pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler"),
         ],
     ),

@@ -74,7 +74,7 @@ def test_differentiating_outside_is_still_refused_by_fabric() -> None:
     run = fabric(**arguments())
     model = run.setup(network())
     jd.backward(run, (model(torch.ones(2, 5))).square().mean(dim=1), model, "mean")
-    with pytest.raises(RuntimeError, match="requires you to call `fabric.backward"):
+    with pytest.raises(RuntimeError, match=r"requires you to call `fabric\.backward"):
         model(torch.ones(2, 5)).sum().backward()
 
 

@@ -20,7 +20,7 @@ class Players(L.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.toggle = toggle
-        self.generator, self.critic = network(0), nn.Linear(3, 1)
+        self.generator, self.critic = network(0), nn.Linear(3, 1, bias=False)
         with torch.no_grad():
             self.critic.weight.copy_(torch.tensor([[1.0, -2.0, 0.5]]))
 

@@ -184,7 +184,7 @@ def test_jd_has_one_device(devices: int) -> None:
 
 
 def test_jd_has_one_node() -> None:
-    with pytest.raises(SetupError, match="one node, got 2. Use strategy='jd_ddp'"):
+    with pytest.raises(SetupError, match=r"one node, got 2\. Use strategy='jd_ddp'"):
         trainer(strategy="jd", num_nodes=2)
 
 

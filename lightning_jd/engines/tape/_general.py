@@ -164,11 +164,10 @@ def _all_rows(
         for j, gradient in enumerate(gradients):
             if gradient is None:
                 continue
+            dense = gradient.to_dense() if gradient.is_sparse else gradient
             held = found[j]
             if held is None:
-                held = gradient.new_zeros(len(rows), *gradient.shape, dtype=dtype)
-                found[j] = held
-            dense = gradient.to_dense() if gradient.is_sparse else gradient
+                held = found[j] = dense.new_zeros(len(rows), *dense.shape, dtype=dtype)
             if isinstance(scale, (int, float)) and scale == 1:
                 held[k].copy_(dense)
             else:

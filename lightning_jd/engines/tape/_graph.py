@@ -22,6 +22,8 @@ from lightning_jd.engines.tape._owners import Shape
 
 LEAF = "torch::autograd::AccumulateGrad"
 FOREIGN = -1
+#: Before the names of operations with complex results, about which nothing is assumed.
+COMPLEX = "complex "
 
 
 class Edge(NamedTuple):
@@ -85,12 +87,15 @@ def walk(outputs: Sequence[Tensor], positions: Mapping[int, int]) -> Graph:
         inputs = tuple(
             [None if child is None else Edge(enter(child), k) for child, k in node.next_functions]
         )
-        shapes = tuple([tuple(output.shape) for output in node._input_metadata])  # type: ignore[attr-defined]
+        outputs_of = node._input_metadata  # type: ignore[attr-defined]
+        shapes = tuple([tuple(output.shape) for output in outputs_of])
         if name == LEAF:
             facts: Hashable = positions.get(id(node.variable), FOREIGN)  # type: ignore[attr-defined]
         else:
             read = FACTS.get(name)
             facts = None if read is None else read(node)
+            if any([output.dtype.is_complex for output in outputs_of]):
+                name = COMPLEX + name
         records.append(Record(name, shapes, inputs, facts))
         if name.startswith("CheckpointFunction"):
             check_visible([node])

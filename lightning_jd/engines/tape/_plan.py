@@ -9,7 +9,7 @@ from enum import Enum
 from math import prod
 
 from lightning_jd.engines.tape._arrangement import Arrangement
-from lightning_jd.engines.tape._graph import FOREIGN, LEAF, Edge, Record
+from lightning_jd.engines.tape._graph import COMPLEX, FOREIGN, LEAF, Edge, Record
 from lightning_jd.engines.tape._owners import Owners, joined
 from lightning_jd.engines.tape._placement import Placement, overlap, place
 from lightning_jd.engines.tape.flow import REDUCED, Crossing, flow_of
@@ -24,7 +24,7 @@ class Zone(Enum):
 
 
 State = Owners | Zone
-#: Compiled code: parameters and activations enter together, and buffers may be reused.
+#: Compiled code: its operations are not visible.
 OPAQUE = "CompiledFunctionBackward"
 
 
@@ -208,7 +208,7 @@ class _Survey:
             return
         owners = _owners(states)
         lost_at = None if owners is not None else self._lost_at.get(node, "several paths")
-        if record.name == OPAQUE:
+        if record.name == OPAQUE or record.name.startswith(COMPLEX):
             self._give_up(record)
             return
         flowed = [None] * len(record.inputs) if owners is None else self._flow(record, owners)
@@ -247,9 +247,9 @@ class _Survey:
             if below.name == LEAF:
                 assert isinstance(below.facts, int)
                 self.opaque.add(below.facts)
-                self.culprits[below.facts] = OPAQUE
+                self.culprits[below.facts] = record.name
             else:
-                self._lost_at.setdefault(child.node, OPAQUE)
+                self._lost_at.setdefault(child.node, record.name)
                 self.arrive(child, Zone.UNPROVEN)
 
     def _flow(self, record: Record, owners: Sequence[Owners | None]) -> Sequence[object]:
