@@ -28,6 +28,7 @@ COMMANDS: Commands = {
         {
             "weights": "lightning_jd.bench.weights:weights",
             "engines": "lightning_jd.bench.engines:engines",
+            "fit": "lightning_jd.bench.fit:fit",
             "metrics": "lightning_jd.bench.metrics:metrics",
         },
     ),

@@ -30,6 +30,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench"], "weights"),
         (["bench", "weights"], "Numbers of objectives"),
         (["bench", "engines"], "plain mean-loss step"),
+        (["bench", "fit"], "plain loop"),
         (["bench", "metrics"], "metrics of one step"),
         (["report"], "HTML"),
         (["regularisation"], "runs.jsonl"),

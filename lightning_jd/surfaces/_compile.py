@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import torch
+from functools import cache
+from importlib import import_module
+from typing import Any
 
 from lightning_jd.errors import GraphError
 
@@ -16,12 +17,22 @@ def reusable_compiled_graphs() -> Iterator[None]:
 
     Otherwise, since torch 2.6, the backward pass may overwrite these tensors, and run only once.
     """
-    config = getattr(getattr(torch, "_functorch", None), "config", None)
-    if config is None or not hasattr(config, "donated_buffer"):
+    config = _config()
+    if config is None:
         yield
         return
     with config.patch(donated_buffer=False):
         yield
+
+
+@cache
+def _config() -> Any:
+    """The settings of the compiler, where they have this one."""
+    try:
+        config = import_module("torch._functorch.config")
+    except ImportError:
+        return None
+    return config if hasattr(config, "donated_buffer") else None
 
 
 @contextmanager

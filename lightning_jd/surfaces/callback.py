@@ -131,6 +131,7 @@ class DescentCallback:
             return
         self._check_alone(trainer, pl_module)
         check_supported(trainer, pl_module, self.settings)
+        self._skipped_before = self.skipped
         if trainer.global_step == 0:  # a new run; one that is resumed loads its state later
             self._restart()
         strategy = trainer.strategy

@@ -48,21 +48,21 @@ STRATEGIES = {
     "`JacobianDescent()`, `strategy='ddp'`": 2,
     "`strategy='jd_ddp'`": 2,
 }
-#: Strategies that are refused at setup, with the reason.
-REFUSALS = {name.removesuffix("Strategy"): reason for name, reason in sorted(REFUSED.items())}
 
 
 def table() -> str:
-    """The matrix in Markdown; a cell says in which columns of MODULES it was run."""
-    run = ", ".join(MODULES)
+    """The matrix in Markdown."""
     lines = [["", *PRECISIONS], ["---", *[":-:"] * len(PRECISIONS)]]
     for name, processes in STRATEGIES.items():
         note = "" if processes == 1 else f", {processes} processes"
-        lines.append([f"{name}{note}", *[run] * len(PRECISIONS)])
-    lines += [[name, *["refused"] * len(PRECISIONS)] for name in REFUSALS]
+        lines.append([f"{name}{note}", *[" / ".join("✓" for _ in MODULES)] * len(PRECISIONS)])
     rows = [f"| {' | '.join(cells)} |" for cells in lines]
-    reasons = "; ".join(f"{name}, because {reason}" for name, reason in REFUSALS.items())
-    return "\n".join([*rows, "", f"Refused at setup: {reasons}."])
+    legend = f"{' / '.join(MODULES)}; on a CPU, where the tests run."
+    reasons: dict[str, list[str]] = {}
+    for name, reason in sorted(REFUSED.items()):
+        reasons.setdefault(reason, []).append(f"`{name}`")
+    refused = [f"{' and '.join(names)} ({reason})" for reason, names in reasons.items()]
+    return "\n".join([*rows, "", f"{legend} Refused at setup: {'; '.join(refused)}."])
 
 
 def write(path: Path) -> None:

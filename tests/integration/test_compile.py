@@ -23,6 +23,13 @@ BACKENDS = [
 ]
 
 
+class Plain(Regression):
+    """Differentiates the same graph, once."""
+
+    def backward(self, loss: torch.Tensor, *args: object, **kwargs: object) -> None:
+        loss.sum().backward()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("form", ["instances", "tasks"])
 def test_the_whole_module(form: str, backend: str) -> None:
@@ -32,6 +39,17 @@ def test_the_whole_module(form: str, backend: str) -> None:
     fit(eager, batches(n=8), callbacks=[JacobianDescent("mgda")])
     assert moved(module, Regression())
     assert_same_weights(module, eager, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_after_plain_training_with_a_reset(backend: str) -> None:
+    torch.compiler.reset()
+    fit(torch.compile(Plain("instances"), backend=backend), batches(n=8))
+    torch.compiler.reset()  # what is cached on disk must not come back either
+    ours, eager = Regression("instances"), Regression("instances")
+    fit(torch.compile(ours, backend=backend), batches(n=8), callbacks=[JacobianDescent("mgda")])
+    fit(eager, batches(n=8), callbacks=[JacobianDescent("mgda")])
+    assert_same_weights(ours, eager, rtol=1e-4, atol=1e-5)
 
 
 def test_a_function_that_was_compiled_for_plain_training() -> None:

@@ -28,6 +28,9 @@ TOLERANCE = {
 #: How many times the rounding error that autograd itself shows is still rounding.
 _NOISE = 50.0
 
+#: The user's random numbers (dropout, shuffling) must not depend on whether a step is certified.
+_RANDOM = torch.Generator().manual_seed(0)
+
 
 @dataclass(frozen=True)
 class Mismatch:
@@ -55,9 +58,9 @@ def random_vector(G: Tensor, spread: float) -> Tensor:
     """
     norms = G.diagonal().clamp(min=0).sqrt()
     floor = norms.max().clamp(min=torch.finfo(G.dtype).tiny) / spread
-    random = torch.rand(len(G), device=G.device, dtype=G.dtype) + 0.5
-    signs = torch.randint(0, 2, (len(G),), device=G.device) * 2 - 1
-    return random * signs * norms.max() / torch.maximum(norms, floor)
+    random = torch.rand(2, len(G), generator=_RANDOM).to(G)
+    sizes, signs = random[0] + 0.5, torch.where(random[1] < 0.5, -1.0, 1.0)
+    return sizes * signs * norms.max() / torch.maximum(norms, floor)
 
 
 def mismatches(

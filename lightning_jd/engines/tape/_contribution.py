@@ -53,6 +53,17 @@ class Contribution(ABC):
         """The rows, if they are so short that a matrix product for them alone would be a waste."""
         return None
 
+    def settled(self, room: int) -> tuple[Tensor, list[Contribution]]:
+        """The Gramian, and what to keep for :meth:`gradients`.
+
+        Rows that had to be formed for the Gramian save the work of forming the gradient again, if
+        they are kept. But all rows together are the Jacobian, which nobody wants to hold.
+
+        Args:
+            room: How many columns of rows may be kept.
+        """
+        return self.gramian(), [self]
+
 
 class Rows(Contribution):
     """Gradients that are held, one row per objective; for biases, norms and other short parameters.

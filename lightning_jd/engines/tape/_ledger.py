@@ -15,6 +15,7 @@ class Ledger:
         m: The number of objectives.
         dtype: The type of the Gramian.
         device: Its device.
+        room: How many columns of rows may be kept to save work; all columns would be the Jacobian.
         keeps: Whether contributions are kept for :meth:`gradients`.
         notes: Whether the share of each contribution in the Gramian is noted.
     """
@@ -25,13 +26,14 @@ class Ledger:
         dtype: torch.dtype,
         device: torch.device,
         *,
+        room: int = 0,
         keeps: bool = True,
         notes: bool = False,
     ) -> None:
         self.G = torch.zeros(m, m, dtype=dtype, device=device)
         #: Parameters and their share of the Gramian.
         self.shares: list[tuple[tuple[int, ...], Tensor]] = []
-        self._keeps = keeps
+        self._room, self._keeps = room, keeps
         self._notes = notes
         self._short: list[Rows] = []
         self._short_rows: Tensor | None = None
@@ -42,11 +44,13 @@ class Ledger:
         if (short := contribution.short()) is not None:
             self._short.append(short)
             return
-        share = contribution.gramian().to(self.G)
+        share, kept = contribution.settled(self._room if self._keeps else 0)
+        share = share.to(self.G)
         self.G += share
         self._note(contribution, share)
         if self._keeps:
-            self._kept.append(contribution)
+            self._kept += kept
+            self._room -= sum(part.width for part in kept if isinstance(part, Rows))
 
     def close(self) -> Tensor:
         """Add the short rows, all in one product, and return the Gramian."""

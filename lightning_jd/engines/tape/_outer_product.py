@@ -52,17 +52,34 @@ class OuterProduct(Contribution):
 
     @override
     def gramian(self) -> Tensor:
+        return self.settled(room=0)[0]
+
+    @override
+    def settled(self, room: int) -> tuple[Tensor, list[Contribution]]:
+        if self._kernels_are_cheaper():
+            return kernel_gramian(self.A, self.D, self._has_bias), [self]
+        weight, *bias = self.split()
+        if self._rows_are_worth_keeping(room):
+            rows = Rows(self.rows(), self.placements[0], is_placed=True)
+            kept: list[Contribution] = [rows, *bias]
+            G = rows.gramian()
+        else:
+            kept = [self]
+            G = rows_gramian(self.A, self.D)
+        for part in bias:
+            G += part.gramian()
+        return G, kept
+
+    def _kernels_are_cheaper(self) -> bool:
         m, T, i = self.A.shape
         o = self.D.shape[2]
         by_kernels = (m * T) ** 2 * (i + o) * (1 if m * T < 512 else 0.65)
-        by_rows = m * T * i * o + m * m * i * o
-        if by_kernels <= by_rows:
-            return kernel_gramian(self.A, self.D, self._has_bias)
-        G = rows_gramian(self.A, self.D)
-        if self._has_bias:
-            summed = self.D.sum(dim=1)
-            G.addmm_(summed, summed.T)
-        return G
+        return by_kernels <= m * T * i * o + m * m * i * o
+
+    def _rows_are_worth_keeping(self, room: int) -> bool:
+        width = self.A.shape[2] * self.D.shape[2]
+        size = len(self.A) * width
+        return width <= room and size <= 2 * (self.A.numel() + self.D.numel())
 
     @override
     def rows(self) -> Tensor:
@@ -159,9 +176,7 @@ def kernel_gramian(A: Tensor, D: Tensor, plus_one: bool) -> Tensor:
 
 
 def _objectives_per_block(m: int, T: int, itemsize: int) -> int:
-    blocks = 1 if m * T < 512 else max(1, min(8, m // 4))
-    if T == 1:
-        blocks = 1 if m < 128 else 2
+    blocks = 1 if T == 1 or m * T < 512 else max(1, min(8, m // 4))
     fits = max(1, CHUNK_BYTES // max(1, 2 * m * T * T * itemsize))
     return min(-(-m // blocks), fits)
 

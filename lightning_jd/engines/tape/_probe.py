@@ -22,6 +22,7 @@ _ROUNDING = {
     torch.float16: (1e-2, 1e-4),
 }
 _SPREAD = 8.0  # the scales span as many powers of two
+#: The user's random numbers (dropout, shuffling) must not depend on what is probed.
 _random = np.random.default_rng(0)
 
 
@@ -30,6 +31,11 @@ def random_scales(m: int, like: Tensor) -> Tensor:
     exponents = _random.permutation(m) / max(1, m - 1) * _SPREAD - _SPREAD / 2
     jitter = _random.uniform(-0.2, 0.2, m) * _SPREAD / max(1, m - 1)
     return torch.as_tensor(2.0 ** (exponents + jitter), dtype=like.dtype, device=like.device)
+
+
+def random_weights(k: int, like: Tensor) -> Tensor:
+    """k numbers between 0.5 and 1.5."""
+    return torch.as_tensor(_random.uniform(0.5, 1.5, k), dtype=like.dtype, device=like.device)
 
 
 def owners_seen(plain: Tensor, scaled: Tensor, scales: Tensor) -> Owners | None:

@@ -14,7 +14,7 @@ from lightning_jd.engines.tape._backward_pass import Cotangents, run
 from lightning_jd.engines.tape._graph import Graph
 from lightning_jd.engines.tape._owners import Owners, Shape
 from lightning_jd.engines.tape._plan import Plan, Use
-from lightning_jd.engines.tape._probe import owners_seen, random_scales
+from lightning_jd.engines.tape._probe import owners_seen, random_scales, random_weights
 
 NodeOwners = Sequence[Owners | None]
 
@@ -106,7 +106,7 @@ def _probe(
     scales = random_scales(len(losses), losses)
     if losses.ndim == 2:
         # losses of one instance might cancel each other: weigh them at random
-        weights *= torch.rand(losses.shape[1], device=losses.device).to(losses) + 0.5
+        weights *= random_weights(losses.shape[1], losses)
     scaled = weights * (scales if losses.ndim == 1 else scales.unsqueeze(1))
     ends = plan.ends_of(graph.records, nodes)
     seen: list[dict[int, Cotangents]] = [{}, {}]

@@ -158,7 +158,12 @@ class Tape:
         dtype = torch.float64 if torch.float64 in types else torch.float32
         keeps = self._memory == "fast" or notes
         ledger = Ledger(
-            self.objectives.m, dtype, self.objectives.device, keeps=keeps, notes=notes
+            self.objectives.m,
+            dtype,
+            self.objectives.device,
+            room=sum(tensor.numel() for tensor in self._tensors) // 2,
+            keeps=keeps,
+            notes=notes,
         )
         recording = Recording(graph, plan, self.objectives, dict(enumerate(self._tensors)), self._scale)
         recording.run(ledger)
