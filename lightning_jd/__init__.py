@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_jd._registration import register_strategies
 from lightning_jd.aggregators import available, register, resolve
 from lightning_jd.core import backward
-from lightning_jd.engines import gramian, jacobian
+from lightning_jd.engines import explain, gramian, jacobian
 
 if TYPE_CHECKING:
     from lightning_jd.surfaces import (
@@ -30,6 +30,7 @@ __all__ = [
     "JacobianDescent",
     "available",
     "backward",
+    "explain",
     "gramian",
     "jacobian",
     "register",

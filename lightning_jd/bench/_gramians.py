@@ -25,7 +25,7 @@ def conflicting(m: int) -> Tensor:
     """Two camps with cosines of about 0.8 inside and -0.8 across; norms from 1e-2 to 1e2."""
     J = _normal(m, 2 * m)
     J[:, 0] = 2 * math.sqrt(2 * m) * torch.tensor([1.0, -1.0]).repeat(m)[:m]
-    J = J * torch.logspace(-2, 2, m, dtype=J.dtype)[:, None] / J.norm(dim=1, keepdim=True)
+    J *= torch.logspace(-2, 2, m, dtype=J.dtype)[:, None] / J.norm(dim=1, keepdim=True)
     return J @ J.T
 
 

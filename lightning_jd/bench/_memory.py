@@ -16,11 +16,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from lightning_jd.bench._models import CASES
-from lightning_jd.bench._steps import OPPONENTS, make_step
+from lightning_jd.bench._steps import OPPONENTS, Step, make_step
 from lightning_jd.errors import SetupError
 
 _STATUS = Path("/proc/self/status")
@@ -31,11 +32,22 @@ _ALLOCATOR = {
     "MALLOC_TOP_PAD_": "0",
     "MALLOC_ARENA_MAX": "1",
 }
-_STEPS = 3
+_LATER_STEPS = 3
 
 
-def peak_memory(case: str, engine: str, threads: int) -> float | None:
-    """Megabytes that the first steps of an engine need on top of model, batch and libraries.
+class Peak(NamedTuple):
+    """Megabytes on top of model, batch and libraries.
+
+    The first step of an engine may check itself and try variants; the later ones are what a
+    training run consists of.
+    """
+
+    first: float
+    later: float
+
+
+def peak_memory(case: str, engine: str, threads: int) -> Peak | None:
+    """Measure the steps of an engine in a fresh process.
 
     Gradients, activations and everything that the engine keeps between steps are counted.
 
@@ -45,8 +57,7 @@ def peak_memory(case: str, engine: str, threads: int) -> float | None:
         threads: Number of threads.
 
     Returns:
-        The largest value of the first three steps, or ``None`` if the engine is TorchJD's and is
-        not installed or fails on this work.
+        The peaks, or ``None`` if the engine is TorchJD's and is not installed or fails here.
 
     Raises:
         SetupError: If the operating system does not tell, or another engine fails.
@@ -67,11 +78,11 @@ def peak_memory(case: str, engine: str, threads: int) -> float | None:
             f"The step of {engine!r} on {case!r} must run in a process of its own, but it ended "
             f"with: {run.stderr.strip().splitlines()[-1:]}"
         )
-    measured: float | None = json.loads(run.stdout.splitlines()[-1])
-    return measured
+    measured = json.loads(run.stdout.splitlines()[-1])
+    return None if measured is None else Peak(*measured)
 
 
-def measure_here(case: str, engine: str) -> float | None:
+def measure_here(case: str, engine: str) -> Peak | None:
     """The measurement itself, in this process."""
     torch.manual_seed(0)
     chosen = CASES[case]
@@ -86,11 +97,16 @@ def measure_here(case: str, engine: str) -> float | None:
         return None
     gc.collect()
     _release_free_memory()
-    _RESET.write_text("5")  # sets the peak to what is in use now
     before = _kilobytes("VmRSS")
-    for _ in range(_STEPS):
+    first = _highest(step, 1) - before
+    return Peak(first / 1024, (_highest(step, _LATER_STEPS) - before) / 1024)
+
+
+def _highest(step: Step, times: int) -> int:
+    _RESET.write_text("5")  # sets the peak to what is in use now
+    for _ in range(times):
         step()
-    return (_kilobytes("VmHWM") - before) / 1024
+    return _kilobytes("VmHWM")
 
 
 def _release_free_memory() -> None:

@@ -125,6 +125,10 @@ def _shown(value: Value) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.1e}" if 0 < abs(value) < 1e-4 else f"{value + 0.0:.3g}"  # no "-0"
-    return str(value)
+    if not isinstance(value, float):
+        return str(value)
+    if 0 < abs(value) < 1e-4:
+        return f"{value:.1e}"
+    if 1e3 <= abs(value) < 1e6:
+        return f"{value:,.0f}"
+    return f"{value + 0.0:.3g}"  # the sum turns -0.0 into 0.0

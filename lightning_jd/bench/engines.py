@@ -34,6 +34,7 @@ _COLUMNS = {
 _MEMORY_COLUMNS = {
     "plain_mb": "plain MB",
     "ours_memory": "memory: ours / plain",
+    "ours_first_memory": "memory: ours, first step / plain",
     "ours_low_memory": "memory: low / plain",
     "autogram_memory": "memory: autogram / plain",
     "memory_mark": "memory reached",
@@ -163,23 +164,23 @@ def _objectives(case: Case) -> int:
 
 
 def remembered(case: Case, threads: int) -> dict[str, Value]:
-    """Measure the memory of one line of the table."""
-    megabytes = {
-        engine: peak_memory(case.name, engine, threads) for engine in ENGINES if engine != "autojac"
-    }
-    plain = megabytes["plain"]
-    row: dict[str, Value] = {f"{engine}_mb": value for engine, value in megabytes.items()}
-    if plain is None:
-        return row
-    times = {
-        engine: None if value is None else value / plain for engine, value in megabytes.items()
-    }
-    row |= {f"{engine}_memory": times[engine] for engine in times if engine != "plain"}
-    ours, low, autogram = times["ours"], times["ours_low"], times["autogram"]
+    """Measure the memory of one line of the table: first step, and later steps."""
+    engines_here = [engine for engine in ENGINES if engine != "autojac"]
+    peaks = {engine: peak_memory(case.name, engine, threads) for engine in engines_here}
+    plain, ours, low = peaks["plain"], peaks["ours"], peaks["ours_low"]
+    assert plain is not None
+    assert ours is not None
+    assert low is not None
+    row: dict[str, Value] = {"plain_mb": plain.later}
+    for engine, peak in peaks.items():
+        if engine != "plain" and peak is not None:
+            row[f"{engine}_memory"] = peak.later / plain.later
+            row[f"{engine}_first_memory"] = peak.first / plain.later
+    autogram = peaks["autogram"]
     reached = (
-        (ours is not None and ours <= _MEMORY_MUST)
-        and (autogram is None or ours <= autogram)
-        and (case.low_memory_must is None or (low is not None and low <= case.low_memory_must))
+        ours.later <= _MEMORY_MUST * plain.later
+        and (autogram is None or ours.later <= autogram.later)
+        and (case.low_memory_must is None or low.later <= case.low_memory_must * plain.later)
     )
     return {**row, "memory_mark": "yes" if reached else "missed"}
 
@@ -202,7 +203,8 @@ def _report(rows: list[dict[str, Value]], memory: bool, clock: Clock) -> Report:
         hungry = [str(row["case"]) for row in rows if row.get("memory_mark") == "missed"]
         notes.append(
             f"Memory must be at most {_MEMORY_MUST} times that of the plain step and not above "
-            "autogram's, and at most 1.25 times in the low-memory mode of the paper's CNNs. "
+            "autogram's, and at most 1.25 times in the low-memory mode of the paper's CNNs. That "
+            "is judged on the steps after the first, which also checks and tunes. "
             f"Missed: {', '.join(hungry) or 'none'}."
         )
     columns = _COLUMNS | (_MEMORY_COLUMNS if memory else {})

@@ -96,8 +96,8 @@ def weights(
             rows.append(_measured(case, repeats, clock))
     missed = [f"{r['method']} {r['family']} m={r['m']}" for r in rows if r["mark"] == "missed"]
     notes = (
-        "Milliseconds are medians; times faster is the median of the ratios of each round; "
-        "residuals are relative to the largest weight.",
+        f"Milliseconds are medians of the {clock} clock; times faster is the median of the ratios "
+        "of each round; residuals are relative to the largest weight.",
         f"Targets missed: {', '.join(missed) or 'none'}.",
     )
     title = "Weights from a Gramian, against TorchJD"

@@ -18,9 +18,10 @@ from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._kept_rows import KeptRows
 from lightning_jd.core._nonfinite import nonfinite_error, without
 from lightning_jd.core._pool import Pool
+from lightning_jd.core._reach import Reach
 from lightning_jd.core._report import GroupReport, Report
 from lightning_jd.core._update import Update
-from lightning_jd.engines import NamedParameters, Objectives, Selection, jacobian, leaves_reached
+from lightning_jd.engines import NamedParameters, Objectives, Select, jacobian
 
 
 class Accumulation:
@@ -28,10 +29,12 @@ class Accumulation:
 
     Args:
         named: The parameters; the same for all pieces.
+        select: Which of them are aggregated, see :func:`lightning_jd.core.backward`.
         nonfinite: ``"raise"``, or ``"skip"`` to leave out objectives whose loss or gradient is NaN
             or infinite.
 
     Attributes:
+        reach: Which parameters the losses reach.
         dropped: The number of objectives that were left out.
 
     Example:
@@ -39,42 +42,34 @@ class Accumulation:
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
         >>> collected = Accumulation([("x", x)])
         >>> for piece in (x * x, 3 * x[:1]):  # three instances in two pieces
-        ...     collected.add(Objectives.of(piece), Selection([("x", x)], []))
-        >>> update = collected.update(Mean())
-        >>> update.gradients  # the mean of (2, 0), (0, 4) and (3, 0)
+        ...     collected.add(Objectives.of(piece))
+        >>> collected.update(Mean()).gradients  # the mean of (2, 0), (0, 4) and (3, 0)
         [tensor([1.6667, 1.3333])]
     """
 
     def __init__(
-        self, named: NamedParameters, *, nonfinite: Literal["raise", "skip"] = "raise"
+        self,
+        named: NamedParameters,
+        *,
+        select: Select = "all",
+        nonfinite: Literal["raise", "skip"] = "raise",
     ) -> None:
         self.dropped = 0
+        self.reach = Reach(named, select)
         self._named = named
         self._nonfinite = nonfinite
         self._rows = KeptRows()
-        self._selected: set[str] = set()
-        self._reached: set[str] = set()
         self._losses: list[Tensor] = []
         self._bad: list[str] = []
 
-    @property
-    def reached(self) -> NamedParameters:
-        """The parameters that some loss depends on so far."""
-        return [(name, tensor) for name, tensor in self._named if name in self._reached]
-
-    def add(
-        self, objectives: Objectives, selection: Selection, *, scale: float | Tensor = 1.0
-    ) -> None:
+    def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
         """Differentiate the losses of one piece and keep their rows.
 
         Args:
             objectives: The losses of this piece.
-            selection: Which of the parameters are aggregated, judged by this piece.
             scale: See :func:`lightning_jd.core.compute_update`.
         """
-        reached = leaves_reached(objectives)
-        self._reached |= {name for name, tensor in self._named if id(tensor) in reached}
-        self._selected |= {name for name, _ in selection.selected}
+        self.reach.add(objectives)
         self._losses.append(objectives.values())
         bad = objectives.nonfinite()
         remaining = objectives if not bad else without(objectives, bad)
@@ -91,7 +86,7 @@ class Accumulation:
         *,
         groups: Groups = None,
         overflow: Literal["raise", "mean"] = "raise",
-        pool: Pool | None = None,
+        everywhere: bool = True,
     ) -> Update:
         """Aggregate all rows that were collected, on this process and on the others.
 
@@ -99,42 +94,46 @@ class Accumulation:
             aggregator: The method.
             groups: See :func:`lightning_jd.core.compute_update`.
             overflow: See :func:`lightning_jd.core.compute_update`.
-            pool: The processes; ``None`` for those of the default group.
+            everywhere: Every process delivers the gradient of every parameter. Otherwise only of
+                those that its own losses reach, scaled so that the mean over processes is right.
 
         Returns:
-            The update, equal on all processes. Zero if every row was dropped.
+            The update, whose report is the same on all processes. Zero if every row was dropped.
 
         Raises:
             NonFiniteError: If a loss or a gradient of any process is NaN or infinite.
             ArgumentError: If the pieces disagree on what their rows are.
         """
-        begin, pool = time.perf_counter(), pool or Pool()
-        self._share(pool)
-        names, J = self._rows.matrix(pool, self._empty())
-        names, J, finite = self._finite(names, J, overflow)
+        begin, pool = time.perf_counter(), Pool()
+        self.reach.share(pool)
+        if bad := [*dict.fromkeys(name for names in pool.gather(self._bad) for name in names)]:
+            raise nonfinite_error("Losses", bad)
+        names, J, finite = self._finite(*self._rows.matrix(pool, self._empty()), overflow)
         reports: dict[Hashable, GroupReport] = {}
         found: dict[str, Tensor] = {}
-        selected = [pair for pair in self.reached if pair[0] in self._selected]
-        for group, named in split_into_groups(selected, groups).items():
+        for group, named in split_into_groups(self.reach.selected, groups).items():
             part = self._columns(J, named)
             direction, weights = _aggregate(part, aggregator, finite, pool)
             found |= _per_parameter(direction, named)
             members = tuple(name for name, _ in named)
             known = (part @ direction, direction @ direction) if weights is None else ()
             reports[group] = GroupReport(part @ part.T, weights, members, *known)
-        if plain := [pair for pair in self.reached if pair[0] not in self._selected]:
-            total = self._columns(J, plain).sum(dim=0)
-            found |= _per_parameter(total * self._rows.plain_weight(len(J)), plain)
-        tensors = dict(self.reached)
+        paths = dict.fromkeys(found, "rows") | {name: "plain" for name, _ in self.reach.plain}
+        if self.reach.plain:
+            total = self._columns(J, self.reach.plain).sum(dim=0)
+            found |= _per_parameter(total * self._rows.plain_weight(len(J)), self.reach.plain)
         report = Report(
             gramian=sum((part.gramian for part in reports.values()), J.new_zeros(len(J), len(J))),
             weights=next(iter(reports.values())).weights if len(reports) == 1 else None,
             names=names,
-            paths={name: "rows" if name in self._selected else "plain" for name in found},
+            paths=paths,
             milliseconds={"total": 1000 * (time.perf_counter() - begin)},
             groups=reports,
         )
-        value = torch.cat(self._losses).mean()
+        if not everywhere:
+            shares = {name: self.reach.share_here(name, pool.size) for name in found}
+            found = {name: shares[name] * g for name, g in found.items() if shares[name]}
+        tensors, value = dict(self._named), torch.cat(self._losses).mean()
         return Update([tensors[name] for name in found], list(found.values()), value, report)
 
     def _jacobian(self, objectives: Objectives, scale: float | Tensor) -> Tensor:
@@ -143,15 +142,6 @@ class Accumulation:
             return J
         # Rows that are computed together spoil one another (zero times infinity is not a number).
         return jacobian(objectives, self._named, scale=scale, chunk=1)
-
-    def _share(self, pool: Pool) -> None:
-        """Let all processes know what any of them knows, so that all do the same."""
-        for selected, reached, bad in pool.gather((self._selected, self._reached, self._bad)):
-            self._selected = self._selected | selected
-            self._reached = self._reached | reached
-            self._bad = [*dict.fromkeys([*self._bad, *bad])]
-        if self._bad:
-            raise nonfinite_error("Losses", self._bad)
 
     def _empty(self) -> Tensor:
         wide = any(tensor.dtype == torch.float64 for _, tensor in self._named)

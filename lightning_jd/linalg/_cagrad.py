@@ -8,10 +8,10 @@ from torch import Tensor
 
 from lightning_jd.errors import ArgumentError
 from lightning_jd.linalg._checks import check_finite, check_square
-from lightning_jd.linalg._scaling import noise_level, to_finite
+from lightning_jd.linalg._host import Array, Mask, unit_diagonal
+from lightning_jd.linalg._scaling import noise_level, to_finite, underflow_level
 from lightning_jd.linalg._simplex import min_norm
 from lightning_jd.linalg._single import solve_single
-from lightning_jd.linalg._small import Array, Mask, unit_diagonal
 from lightning_jd.linalg._stages import least_shift
 
 ITERATIONS = 80
@@ -68,14 +68,15 @@ def cagrad_weights(gramian: Tensor, c: float) -> Tensor:
         raise ArgumentError(f"`c` must be at least 0 and finite, got {c}.")
     check_finite("gramian", gramian)
     G = gramian.detach().to("cpu", torch.float64).numpy()
-    weights = _weights(G, c, noise_level(gramian.dtype, len(G)))
+    noise = noise_level(gramian.dtype, len(G))
+    weights = _weights(G, c, noise, underflow_level(gramian.dtype))
     return to_finite(torch.from_numpy(weights), gramian.dtype).to(gramian.device)
 
 
-def _weights(G: Array, c: float, noise: float) -> Array:
+def _weights(G: Array, c: float, noise: float, underflow: float) -> Array:
     m = len(G)
     mean = np.full(m, 1 / m)
-    C, d, inverse = unit_diagonal(G, 0.0)
+    C, d, inverse = unit_diagonal(G, 0.0, underflow)
     t = d * mean
     b = C @ t
     square = float(t @ b)
@@ -92,7 +93,7 @@ def _weights(G: Array, c: float, noise: float) -> Array:
     if length > radius:
         z = _reach(C, b, o, radius, float((b * d).min()) / short, 0.0, noise)
     elif length < radius:
-        v = min_norm(G, noise)
+        v = min_norm(G, noise, underflow)
         u = d * v
         norm = _length(C, u)
         if norm**2 > resolution * u.sum() ** 2:  # else Pareto stationary

@@ -7,13 +7,18 @@ import torch
 from torch import Tensor
 
 from lightning_jd.errors import ArgumentError, ShapeError
-from lightning_jd.linalg import _small, _stages
+from lightning_jd.linalg import _host, _stages
 from lightning_jd.linalg._checks import check_finite, check_square
 from lightning_jd.linalg._qp import OWN, check_solver, solve_with
-from lightning_jd.linalg._scaling import noise_level, to_finite, unit_diagonal, work_device
+from lightning_jd.linalg._scaling import (
+    noise_level,
+    to_finite,
+    underflow_level,
+    unit_diagonal,
+    work_device,
+)
 from lightning_jd.linalg._single import solve_single
 
-SMALL = 96  # up to this m, NumPy is faster than torch on a CPU
 FEW = 4  # up to so many targets are solved one by one on a CPU
 
 
@@ -36,7 +41,8 @@ def dual_cone_weights(
     is the one that a vanishing regularisation selects. Where :math:`H` is indefinite by rounding,
     it is shifted, on the unit-diagonal scale, by the least multiple of the identity that lifts its
     eigenvalues above the noise of the dtype of the Gramian. So the weights are always finite.
-    An objective without gradient keeps its target; if no objective has one, all do.
+    An objective without gradient (or with one that underflows when squared) keeps its target; if no
+    objective has one, all do.
 
     Args:
         gramian: :math:`G`, symmetric and positive semi-definite up to rounding, shape ``(m, m)``.
@@ -69,8 +75,7 @@ def dual_cone_weights(
     if targets.numel() == 0:
         return targets.to(gramian)
     U = targets if targets.ndim == 2 else targets[None]
-    small = len(gramian) <= SMALL or len(U) <= FEW
-    if gramian.device.type == "cpu" and solver == "auto" and small:
+    if gramian.device.type == "cpu" and solver == "auto":
         weights = _project_on_host(gramian, U, reg)
     else:
         weights = _project(gramian, U, reg, solver)
@@ -119,7 +124,7 @@ def upgrad_weights(
             f"`preference` must have one entry per objective ({m}), got shape "
             f"{tuple(preference.shape)}."
         )
-    if gramian.device.type == "cpu" and solver == "auto" and 2 < m <= SMALL:
+    if gramian.device.type == "cpu" and solver == "auto" and m > 2:
         return _upgrad_on_host(gramian, preference, reg)
     check_finite("gramian", gramian)
     if preference is None:
@@ -165,7 +170,7 @@ def _project(gramian: Tensor, U: Tensor, reg: float, solver: str) -> Tensor:
 
 def _project_on_host(gramian: Tensor, U: Tensor, reg: float) -> Tensor:
     G, targets = _to_array("gramian", gramian), _to_array("targets", U)
-    C, d, inverse = _small.unit_diagonal(G, reg)
+    C, d, inverse = _host.unit_diagonal(G, reg, underflow_level(gramian.dtype))
     Y = targets * d
     Q = Y @ C
     noise, certain = noise_level(gramian.dtype, len(G)), _is_certain(reg, d)
@@ -174,7 +179,7 @@ def _project_on_host(gramian: Tensor, U: Tensor, reg: float) -> Tensor:
     else:
         size = np.abs(Y).max(axis=1, keepdims=True)
         size[size == 0] = 1
-        Z = _small.solve(C, Q / size, noise, well_conditioned=certain) * size
+        Z = _host.solve(C, Q / size, noise, well_conditioned=certain) * size
     return _to_tensor(targets + inverse * Z, gramian.dtype, certain)
 
 
@@ -183,29 +188,29 @@ def _upgrad_on_host(gramian: Tensor, preference: Tensor | None, reg: float) -> T
     m = len(gramian)
     G = _to_array("gramian", gramian)
     p = np.full(m, 1 / m) if preference is None else _to_array("preference", preference.cpu())
-    C, d, inverse = _small.unit_diagonal(G, reg)
+    C, d, inverse = _host.unit_diagonal(G, reg, underflow_level(gramian.dtype))
     certain = _is_certain(reg, d)
     if C.min() >= 0:  # nobody conflicts
         return _to_tensor(p, gramian.dtype, certain)
-    Z = _small.solve(C, C, noise_level(gramian.dtype, m), well_conditioned=certain)
+    Z = _host.solve(C, C, noise_level(gramian.dtype, m), well_conditioned=certain)
     return _to_tensor(p + inverse * ((p * d) @ Z), gramian.dtype, certain)
 
 
-def _is_certain(reg: float, d: _small.Array) -> bool:
+def _is_certain(reg: float, d: _host.Array) -> bool:
     """Whether ``reg`` alone makes C well-conditioned: no eigenvalue is below ``reg / max d²``."""
     return bool(reg >= _stages.WELL_CONDITIONED * d.max() ** 2)
 
 
-def _to_array(name: str, tensor: Tensor) -> _small.Array:
+def _to_array(name: str, tensor: Tensor) -> _host.Array:
     if tensor.dtype == torch.bfloat16:  # unknown to NumPy
         tensor = tensor.float()
-    array: _small.Array = tensor.detach().numpy().astype(np.float64)
+    array: _host.Array = tensor.detach().numpy().astype(np.float64)
     if not math.isfinite(array.sum()):  # a sum may overflow: look closer
         check_finite(name, tensor)
     return array
 
 
-def _to_tensor(weights: _small.Array, dtype: torch.dtype, bounded: bool) -> Tensor:
+def _to_tensor(weights: _host.Array, dtype: torch.dtype, bounded: bool) -> Tensor:
     if bounded and dtype == torch.float32:
         return torch.from_numpy(
             weights.astype(np.float32)

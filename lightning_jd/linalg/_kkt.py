@@ -85,8 +85,9 @@ def min_norm_residuals(gramian: Tensor, weights: Tensor) -> MinNormResiduals:
     r"""Certify the answer of :func:`min_norm_weights`.
 
     The optimality conditions are :math:`(Gv)_i \ge v^\top G v` for all i, with equality where
-    :math:`v_i > 0`. The differences are taken relative to :math:`\|g_i\| s` and, times
-    :math:`v_i`, to :math:`s^2`, where :math:`s = \sum_j v_j \|g_j\|`: the sizes of their terms.
+    :math:`v_i > 0`. With :math:`s = \sum_j v_j \|g_j\|`, the differences are taken relative to
+    :math:`s (\|g_i\| + s)`, the size of the terms in them, and for the slackness times the share
+    :math:`v_i \|g_i\| / s`.
 
     Args:
         gramian: :math:`G`, shape ``(m, m)``.
@@ -97,8 +98,8 @@ def min_norm_residuals(gramian: Tensor, weights: Tensor) -> MinNormResiduals:
 
     Example:
         >>> G = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> min_norm_residuals(G, torch.tensor([1.0, 0.0])).violation  # the other row is nearer
-        tensor(1., dtype=torch.float64)
+        >>> min_norm_residuals(G, torch.tensor([1.0, 0.0])).violation  # (0 - 1) / (1 * (1 + 1))
+        tensor(0.5000, dtype=torch.float64)
     """
     check_square("gramian", gramian)
     G, v = gramian.detach().to(torch.float64), weights.detach().to(torch.float64)
@@ -106,9 +107,9 @@ def min_norm_residuals(gramian: Tensor, weights: Tensor) -> MinNormResiduals:
     norms = G.diagonal().clamp(min=0).sqrt()
     size = (v.abs() * norms).sum()
     gap = G @ v - v @ G @ v
-    positive = norms * size > 0
-    gap = torch.where(positive, gap / torch.where(positive, norms * size, 1.0), 0.0)
-    share = v * norms / torch.where(size > 0, size, 1.0)
+    size = torch.where(size > 0, size, 1.0)
+    gap = gap / (size * (norms + size))
+    share = v * norms / size
     return MinNormResiduals(
         infeasibility=torch.maximum((v.sum() - 1).abs(), (-v).clamp(min=0).amax()),
         violation=(-gap).clamp(min=0).amax(),

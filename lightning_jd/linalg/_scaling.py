@@ -23,16 +23,19 @@ class UnitDiagonal(NamedTuple):
 def unit_diagonal(gramian: Tensor, reg: float) -> UnitDiagonal:
     """Scale ``H = G / tr(G) + reg I`` to a unit diagonal, in float64 and on the same device.
 
-    An objective without gradient (``H_ii <= 0``) is decoupled: ``d_i = 0``, and row i of ``C`` is
-    that of the identity. If no objective has one, all are decoupled, whatever ``reg`` is.
+    An objective without gradient (its diagonal is not above :func:`underflow_level`) is decoupled
+    at ``reg=0``: ``d_i = 0``, and row i of ``C`` is that of the identity. If no objective has a
+    gradient, all are decoupled, whatever ``reg`` is.
     """
     G = gramian.detach().to(torch.float64)
-    largest = G.diagonal().amax()
-    G = G / torch.where(largest > 0, largest, 1.0)  # first by the largest: the trace may overflow
-    trace = G.diagonal().clamp(min=0).sum()
-    H = (G + G.T) / (2 * torch.where(trace > 0, trace, 1.0))
-    squares = torch.where(trace > 0, H.diagonal().clamp(min=0) + reg, 0.0)
-    d = squares.sqrt()
+    squares = G.diagonal()
+    squares = torch.where(squares > underflow_level(gramian.dtype), squares, 0.0)
+    largest = squares.amax()
+    scale = torch.where(largest > 0, largest, 1.0)  # first by the largest: the trace may overflow
+    trace = (squares / scale).sum()
+    trace = torch.where(trace > 0, trace, 1.0)
+    H = (G / scale + G.T / scale) / (2 * trace)
+    d = torch.where(largest > 0, squares / scale / trace + reg, 0.0).sqrt()
     inverse = torch.where(d > 0, 1 / d, 0.0)
     # Rounding, or the underflow of a small diagonal, leaves entries that no Gramian can have.
     C = (H * inverse * inverse[:, None]).clamp(-1, 1)
@@ -48,6 +51,17 @@ def noise_level(dtype: torch.dtype, m: int) -> float:
     ``eps √m``.
     """
     return torch.finfo(dtype).eps * math.sqrt(m)
+
+
+@cache
+def underflow_level(dtype: torch.dtype) -> float:
+    """The squared norm up to which a gradient counts as zero.
+
+    The squares that it sums have lost digits to underflow, and what is left of it may contradict
+    the rest of the Gramian. Half precision is for storage: its Gramians are summed in float32.
+    """
+    summed = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
+    return summed.tiny / summed.eps
 
 
 def to_finite(weights: Tensor, dtype: torch.dtype) -> Tensor:

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from lightning_jd.linalg._checks import check_finite, check_square
-from lightning_jd.linalg._scaling import noise_level
+from lightning_jd.linalg._host import Array
+from lightning_jd.linalg._scaling import noise_level, underflow_level
 from lightning_jd.linalg._single import solve_single
-from lightning_jd.linalg._small import Array
 
 
 def min_norm_weights(gramian: Tensor) -> Tensor:
@@ -19,7 +19,7 @@ def min_norm_weights(gramian: Tensor) -> Tensor:
 
     Exact: for any :math:`s > 0` the minimiser of :math:`y^\top G y + s (\sum_i y_i - 1)^2` over
     :math:`y \succeq 0` is a positive multiple of :math:`v`, a single non-negative least squares.
-    If some rows are zero, they share the weight: their combination has norm zero.
+    If some rows are zero (or underflow when squared), they share the weight.
     The Gramian is copied to the host once.
 
     Args:
@@ -39,14 +39,14 @@ def min_norm_weights(gramian: Tensor) -> Tensor:
     check_square("gramian", gramian)
     check_finite("gramian", gramian)
     G = gramian.detach().to("cpu", torch.float64).numpy()
-    v = min_norm(G, noise_level(gramian.dtype, len(G)))
+    v = min_norm(G, noise_level(gramian.dtype, len(G)), underflow_level(gramian.dtype))
     return torch.from_numpy(v).to(gramian)
 
 
-def min_norm(G: Array, noise: float) -> Array:
+def min_norm(G: Array, noise: float, underflow: float) -> Array:
     """:func:`min_norm_weights` of an array."""
     diagonal = G.diagonal()
-    zero = diagonal <= 0
+    zero = diagonal <= underflow
     if zero.any():
         share: Array = zero / np.count_nonzero(zero)
         return share

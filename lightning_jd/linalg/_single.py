@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lightning_jd.linalg import _pivoting, _stages
-from lightning_jd.linalg._small import Array, Mask, is_positive_definite
+from lightning_jd.linalg._host import Array, Mask, is_positive_definite
 
 ROUNDS = 40
 
@@ -52,10 +52,12 @@ def _pivot(C: Array, q: Array, positive: Mask) -> Array | None:
     for _ in range(ROUNDS):
         P = positive.nonzero()[0]
         z = np.zeros(len(q))
-        # LAPACK works in place on columns, which for a symmetric matrix are the rows.
-        _, z[P], failed = solve(C.take(P, 0).take(P, 1).T, -q[P], overwrite_a=1, overwrite_b=1)
-        if failed:
-            return None
+        if len(P) > 0:
+            # LAPACK works in place on columns, which for a symmetric matrix are the rows.
+            A = C.take(P, 0).take(P, 1).T
+            _, z[P], failed = solve(A, -q[P], overwrite_a=1, overwrite_b=1)
+            if failed:
+                return None
         w = C.dot(z)
         w += q
         size = 1 + max(float(z.max()), -float(z.min()))

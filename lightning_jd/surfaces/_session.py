@@ -17,13 +17,13 @@ from torch import Tensor
 
 from lightning_jd.core import Report, surrogate
 from lightning_jd.core._accumulation import Accumulation
-from lightning_jd.engines import NamedParameters, Objectives, named_parameters_of, select
+from lightning_jd.engines import NamedParameters, Objectives, named_parameters_of
 from lightning_jd.errors import ArgumentError, NonFiniteError
 from lightning_jd.surfaces._compile import explained_compile_errors, reusable_compiled_graphs
 from lightning_jd.surfaces._output import losses_in, objectives_of, unless_scalar, with_scalar
 from lightning_jd.surfaces._precision import full_precision, loss_scale
 from lightning_jd.surfaces._settings import Settings
-from lightning_jd.surfaces._step import compute_step, finish
+from lightning_jd.surfaces._step import begin, compute_step, expects_all, finish
 
 
 class Seen(NamedTuple):
@@ -107,6 +107,7 @@ class Session:
         if self.report is not None and self._announce is not None:
             self._announce(self._summary(self.report, objectives.kind, named))
             self._announce = None  # once is enough
+        del objectives  # and with them the graph, before hooks and the optimizer need memory
         return original(scalar, optimizer, *args, **kwargs)
 
     def forget(self) -> None:
@@ -122,8 +123,8 @@ class Session:
         terms = pieces * objectives.m
         scale = loss_scale(strategy.precision_plugin, strategy.root_device, terms)
         if self.settings.accumulation == "step" and pieces > 1:
-            return self._accumulated(objectives, named, trainer.fit_loop, loss, scale)
-        step = compute_step(objectives, named, self.settings, scale)
+            return self._accumulated(objectives, named, strategy, loss, scale)
+        step = compute_step(objectives, named, self.settings, scale, expects_all(strategy.model))
         self.report = step.update.report
         self.skipped += step.dropped
         scalar = step.update.surrogate()
@@ -133,20 +134,20 @@ class Session:
         self,
         objectives: Objectives,
         named: NamedParameters,
-        loop: Any,
+        strategy: Any,
         loss: Tensor,
         scale: Tensor | None,
     ) -> Tensor:
         """Keep rows until the last micro-batch of a step, which delivers the gradient of all."""
+        loop = strategy.lightning_module.trainer.fit_loop
         if self._collected is None or loop.batch_idx % loop.trainer.accumulate_grad_batches == 0:
-            self._collected = Accumulation(named, nonfinite=self.settings.nonfinite)
-        selection = select(objectives, named, self.settings.params)
-        self._collected.add(objectives, selection, scale=1.0 if scale is None else scale)
+            self._collected = begin(named, self.settings)
+        self._collected.add(objectives, scale=1.0 if scale is None else scale)
         if loop._should_accumulate():
-            params = [tensor for _, tensor in self._collected.reached[:1]]
+            params = [tensor for _, tensor in self._collected.reach.reached[:1]]
             return surrogate(loss, params, [torch.zeros_like(tensor) for tensor in params])
         collected, self._collected = self._collected, None
-        update, dropped = finish(collected, self.settings, scale)
+        update, dropped = finish(collected, self.settings, scale, expects_all(strategy.model))
         self.report = update.report
         self.skipped += dropped
         # Lightning has divided the loss that it shows; these gradients are those of the step.

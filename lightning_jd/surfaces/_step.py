@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -26,6 +26,7 @@ def compute_step(
     named: NamedParameters,
     settings: Settings,
     scale: Tensor | None = None,
+    everywhere: bool = True,
 ) -> Step:
     """Compute the update of one batch, on one process or on all of them.
 
@@ -34,17 +35,16 @@ def compute_step(
         named: The parameters.
         settings: The method and its options.
         scale: The factor of a GradScaler. Gradients that are not finite are its business then.
+        everywhere: On several processes, see :meth:`Accumulation.update`.
 
     Raises:
         NonFiniteError: If a loss or gradient is NaN or infinite, unless that is to be skipped.
     """
-    selection = select(objectives, named, settings.params)
-    pool = Pool()
-    if pool.size == 1:
+    if Pool().size == 1:
         try:
             update = compute_update(
                 objectives,
-                selection,
+                select(objectives, named, settings.params),
                 settings.aggregator,
                 groups=settings.groups,
                 memory=settings.memory,
@@ -56,16 +56,36 @@ def compute_step(
             if settings.nonfinite == "raise":
                 raise
     # Row by row it is known which of them are finite, and which process has which.
-    collected = Accumulation(named, nonfinite=settings.nonfinite)
-    collected.add(objectives, selection, scale=1.0 if scale is None else scale)
-    return finish(collected, settings, scale)
+    collected = begin(named, settings)
+    collected.add(objectives, scale=1.0 if scale is None else scale)
+    return finish(collected, settings, scale, everywhere)
 
 
-def finish(collected: Accumulation, settings: Settings, scale: Tensor | None = None) -> Step:
+def begin(named: NamedParameters, settings: Settings) -> Accumulation:
+    """Start to collect the rows of several micro-batches."""
+    return Accumulation(named, select=settings.params, nonfinite=settings.nonfinite)
+
+
+def finish(
+    collected: Accumulation,
+    settings: Settings,
+    scale: Tensor | None = None,
+    everywhere: bool = True,
+) -> Step:
     """Compute the update of all rows that were collected; arguments as in :func:`compute_step`."""
     update = collected.update(
         settings.aggregator,
         groups=settings.groups,
         overflow="raise" if scale is None else "mean",
+        everywhere=everywhere,
     )
     return Step(update, collected.dropped)
+
+
+def expects_all(model: Any) -> bool:
+    """Whether every process has to deliver the gradient of every parameter.
+
+    DistributedDataParallel waits for all of them, unless it has looked for those that the losses of
+    this process do not reach.
+    """
+    return not getattr(model, "find_unused_parameters", False)

@@ -37,7 +37,14 @@ def check_supported(trainer: Any, module: Any, settings: Settings) -> None:
             "Jacobian descent on several processes must run with strategy='ddp' or 'jd_ddp', got "
             f"{type(strategy).__name__}, which may combine gradients in a way that is unknown."
         )
-    if getattr(strategy, "_ddp_kwargs", {}).get("static_graph"):
+    options = getattr(strategy, "_ddp_kwargs", {})
+    if options.get("find_unused_parameters") and settings.params == "shared":
+        raise SetupError(
+            "params='shared' cannot work with `find_unused_parameters=True`, which hides what task "
+            "reaches what parameter. Leave it out (a parameter that the losses of one process do "
+            "not reach gets its gradient from the others), or give a name pattern as `params`."
+        )
+    if options.get("static_graph"):
         raise SetupError(
             "Jacobian descent cannot work with `static_graph=True`: it sends its first reduction "
             "when losses are differentiated, before their weights are known. Leave it out."

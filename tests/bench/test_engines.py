@@ -11,6 +11,7 @@ from torch import nn
 
 from lightning_jd.bench import _growth, _memory, _models, engines
 from lightning_jd.bench._growth import Point
+from lightning_jd.bench._memory import Peak
 from lightning_jd.bench._models import CASES, Case, TrunkAndHeads, Work
 from lightning_jd.bench._steps import ENGINES, make_step
 from lightning_jd.errors import ArgumentError, SetupError, UnknownNameError
@@ -86,7 +87,7 @@ def test_the_command_writes_table_and_curves(
     }
     monkeypatch.setattr(_growth, "_LINES", line)
     monkeypatch.setattr(_growth, "_SIZES", {"batch": (1, 2), "depth": (1, 2)})
-    monkeypatch.setattr(engines, "peak_memory", lambda case, engine, threads: 10.0)
+    monkeypatch.setattr(engines, "peak_memory", lambda case, engine, threads: Peak(20.0, 10.0))
     before = torch.get_num_threads()
     engines.engines(threads=1, repeats=2, memory=True, growth=True, output=tmp_path)
     assert torch.get_num_threads() == before
@@ -104,24 +105,30 @@ def test_the_command_writes_table_and_curves(
 
 
 def test_memory_that_misses_its_target_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    megabytes = {"plain": 10.0, "ours": 24.0, "ours_low": 12.0, "autogram": 23.0}
-    monkeypatch.setattr(engines, "peak_memory", lambda case, engine, threads: megabytes[engine])
+    peaks: dict[str, Peak | None] = {
+        "plain": Peak(10.0, 10.0),
+        "ours": Peak(99.0, 24.0),
+        "ours_low": Peak(99.0, 12.0),
+        "autogram": Peak(23.0, 23.0),
+    }
+    monkeypatch.setattr(engines, "peak_memory", lambda case, engine, threads: peaks[engine])
     case = TINY["tiny-instances"]
     assert engines.remembered(case, 1)["memory_mark"] == "missed"  # autogram needs less
-    megabytes["autogram"] = None
-    assert engines.remembered(case, 1)["memory_mark"] == "yes"
-    megabytes["ours"] = 26.0
+    peaks["autogram"] = None
+    row = engines.remembered(case, 1)
+    assert row["memory_mark"] == "yes"
+    assert (row["ours_memory"], row["ours_first_memory"]) == (2.4, 9.9)
+    peaks["ours"] = Peak(26.0, 26.0)
     assert engines.remembered(case, 1)["memory_mark"] == "missed"
-    megabytes["plain"] = None
-    assert "memory_mark" not in engines.remembered(case, 1)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 def test_the_peak_of_a_process_is_measured() -> None:
-    megabytes = _memory.peak_memory("mnist-mean", "plain", threads=1)
-    assert megabytes is not None
+    peak = _memory.peak_memory("mnist-mean", "plain", threads=1)
+    assert peak is not None
     # 0.5 MB of gradients, and the activations of the first convolution alone are 2.8 MB.
-    assert 3 < megabytes < 100
+    assert 3 < peak.later < 100
+    assert peak.first == pytest.approx(peak.later, rel=0.5)  # nothing is tuned in a plain step
 
 
 def test_a_process_that_fails_is_an_error_unless_it_is_an_opponent(

@@ -10,7 +10,7 @@ import torch
 
 from lightning_jd.bench._console import progress_bar
 from lightning_jd.bench._environment import environment
-from lightning_jd.bench._report import Report
+from lightning_jd.bench._report import Report, Value
 from lightning_jd.errors import ArgumentError, MissingDependencyError
 
 
@@ -49,6 +49,25 @@ def test_markdown_has_a_line_per_row_and_the_environment(report: Report) -> None
     assert "| gaussian | 8 | 3.14 | yes |" in lines
     assert "| low_rank | 32 | - | no |" in lines
     assert f"| torch | {torch.__version__} |" in lines
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0, "0"),
+        (-0.0, "0"),
+        (2.5e-16, "2.5e-16"),
+        (0.0321, "0.0321"),
+        (8873.2, "8,873"),
+        (3e23, "3e+23"),
+        (float("inf"), "inf"),
+        (7, "7"),
+        ("low_rank", "low_rank"),
+    ],
+)
+def test_numbers_are_shown_as_a_reader_wants_them(value: Value, shown: str) -> None:
+    page = Report("x", "x", {"v": "v"}, [{"v": value}]).markdown()
+    assert f"| {shown} |" in page
 
 
 def test_json_keeps_every_value_and_reads_back(report: Report, tmp_path: Path) -> None:

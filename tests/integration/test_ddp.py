@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_jd.errors import NonFiniteError, SetupError
 from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy
-from tests.helpers.lightning import Regression, batches, fit, weights
+from tests.helpers.lightning import Regression, batches, fit, network, weights
 from tests.helpers.two_processes import run_in_two_processes
 from tests.integration.features import FEATURES
 from tests.integration.matrix import MODULES, PRECISIONS, STRATEGIES
@@ -93,7 +93,58 @@ def runs() -> dict[str, Run]:
         lambda: train("ddp", {"aggregator": "upgrad"}, lambda: Regression("tasks"), **clip()),
         CLOSE,
     )
+    for find_unused in (False, True):
+        for params in ("all", "net.*") if find_unused else ("all", "shared"):
+            for exclusive in (False, True):
+                cases[f"heads, {find_unused}, {params}, {exclusive}"] = (
+                    lambda find_unused=find_unused, params=params, exclusive=exclusive: train_heads(
+                        find_unused, params=params, exclusive=exclusive
+                    ),
+                    CLOSE,
+                )
     return cases
+
+
+class Heads(Regression):
+    """A trunk and two heads; task "a" has losses on all samples, "b" on every second one only.
+
+    Of two processes, the first gets every second sample, so that only it has task "b" at all. With
+    ``exclusive``, task "a" is on the other samples: then no process sees that the trunk is shared.
+    """
+
+    def __init__(self, exclusive: bool = False) -> None:
+        super().__init__("tasks")
+        self.exclusive = exclusive
+        self.a, self.b = network(1)[0], network(2)[0]
+        self.net = nn.Linear(5, 5)
+        with torch.no_grad():
+            self.net.weight.copy_(torch.eye(5))
+            self.net.bias.zero_()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        two = dist.is_initialized()
+        features = self.net(batch[0]).tanh()
+        rank = dist.get_rank() if two else None
+        evens = features if two else features[::2]
+        odds = features if two else features[1::2]
+        a, b = self.a(odds if self.exclusive else features), self.b(evens)
+        losses = {"a": a.square().mean(), "b": (b - 1).square().mean()}
+        if rank == 1:
+            del losses["b"]
+        elif rank == 0 and self.exclusive:
+            del losses["a"]
+        return {"loss": losses}
+
+
+def train_heads(find_unused: bool, **options: Any) -> dict[str, Tensor]:
+    exclusive = options.pop("exclusive", False)
+    module = Heads(exclusive)
+    arguments: dict[str, Any] = {}
+    if dist.is_initialized():
+        arguments = {"strategy": DDPStrategy(find_unused_parameters=find_unused), "devices": 2}
+    callbacks = [JacobianDescent("upgrad", **options)]
+    fit(module, shared_batches(), max_epochs=1, callbacks=callbacks, **arguments)
+    return weights(module)
 
 
 class SometimesNan(Regression):
@@ -133,9 +184,13 @@ def work(rank: int, folder: Path) -> None:
     uneven = JacobianDescent()
     fit(Uneven("instances"), batches(8, 2), callbacks=[uneven], **ddp)
     assert len(uneven.report.names) == 3
-    static = DDPStrategy(static_graph=True)
-    with pytest.raises(SetupError, match="static_graph=True"):
-        fit(Regression(), callbacks=[JacobianDescent()], strategy=static, devices=2)
+    for option, settings in (
+        ("static_graph", {}),
+        ("find_unused_parameters", {"params": "shared"}),
+    ):
+        refused = {"strategy": DDPStrategy(**{option: True}), "devices": 2}
+        with pytest.raises(SetupError, match=f"{option}=True"):
+            fit(Regression(), callbacks=[JacobianDescent(**settings)], **refused)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from lightning_jd.linalg import _interior, _pivoting, _small, _stages, dual_cone_weights
+from lightning_jd.linalg import _host, _interior, _pivoting, _stages, dual_cone_weights
 from lightning_jd.linalg._guess import guess_positive
 from lightning_jd.linalg._scaling import noise_level, to_finite, unit_diagonal, work_device
 from tests.helpers.gramians import FAMILIES
@@ -101,8 +101,8 @@ def test_what_numpy_leaves_is_finished_by_the_robust_stages(
         G, eye = FAMILIES["gaussian"](m, 0), torch.eye(m, dtype=torch.float64)
         expected = dual_cone_weights(G, eye)
         with monkeypatch.context() as patch:
-            patch.setattr(_small, failing, useless if failing == "_guess_positive" else singular)
-            patch.setattr(_small, "ROUNDS", 1)
+            patch.setattr(_host, failing, useless if failing == "_guess_positive" else singular)
+            patch.setattr(_host, "ROUNDS", 1)
             assert_close(dual_cone_weights(G, eye), expected, rtol=1e-10, atol=1e-12)
 
 
@@ -150,7 +150,7 @@ def test_numpy_and_torch_scale_alike(family: str) -> None:
         for m in (1, 7):
             G = FAMILIES[family](m, 0)
             for ours, twin in zip(
-                unit_diagonal(G, reg), _small.unit_diagonal(G.numpy(), reg), strict=True
+                unit_diagonal(G, reg), _host.unit_diagonal(G.numpy(), reg, 0.0), strict=True
             ):
                 assert_close(ours, torch.from_numpy(twin), rtol=1e-12, atol=1e-14)
 

@@ -42,6 +42,8 @@ class Arrangement:
             rows = x.movedim(self.axis, 0)[self._slots(x.device)]
             return rows.view(self.m, -1, *rows.shape[1:])
         outer, inner = self.regular
+        if self.axis == 0 and outer == 1:
+            return x.reshape(self.m, inner, *x.shape[1:])
         if outer == inner == 1:
             return x.movedim(self.axis, 0).unsqueeze(1)
         cut = x.unflatten(self.axis, (outer, self.m, inner))

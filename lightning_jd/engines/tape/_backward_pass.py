@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from lightning_jd.engines.tape._graph import Graph
+from lightning_jd.engines.tape._differentiate import gradients_of
+from lightning_jd.engines.tape._graph import Edge, Graph
 
 Cotangents = tuple[Tensor | None, ...]
 
@@ -18,9 +19,9 @@ Cotangents = tuple[Tensor | None, ...]
 def run(
     graph: Graph,
     outputs: Sequence[Tensor],
-    grad_outputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
     nodes: Collection[int],
-    ends: Collection[int],
+    ends: Sequence[Edge],
     consume: Callable[[int, Cotangents], None],
 ) -> None:
     """Hand the gradients at the outputs of each node to ``consume``, as soon as they are complete.
@@ -31,30 +32,28 @@ def run(
     Args:
         graph: The graph; it is kept.
         outputs: What to differentiate.
-        grad_outputs: The weight of each output entry.
+        weights: The weight of each entry of each output.
         nodes: Where to look.
-        ends: Those of the nodes that have no other of them below.
+        ends: The outputs of those of the nodes that have no other of them below.
         consume: Called once per node, with its position and one gradient per output.
     """
+    lowest = {end.node for end in ends}
     handles = [
         graph.nodes[node].register_prehook(_hook(partial(consume, node)))
         for node in nodes
-        if node not in ends
+        if node not in lowest
     ]
-    edges = [(node, k) for node in ends for k in range(len(graph.records[node].shapes))]
     try:
-        captured = torch.autograd.grad(
+        captured = gradients_of(
             outputs,
-            [GradientEdge(graph.nodes[node], k) for node, k in edges],
-            grad_outputs,
-            retain_graph=True,
-            allow_unused=True,
+            weights,
+            [GradientEdge(graph.nodes[node], output) for node, output in ends],
         )
     finally:
         for handle in handles:
             handle.remove()
     found: dict[int, list[Tensor | None]] = {}
-    for (node, _), gradient in zip(edges, captured, strict=True):
+    for (node, _), gradient in zip(ends, captured, strict=True):
         found.setdefault(node, []).append(gradient)
     del captured
     for node in list(found):

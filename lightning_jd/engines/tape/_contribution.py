@@ -44,6 +44,10 @@ class Contribution(ABC):
         """The same, one contribution per parameter."""
         return [self]
 
+    def apart(self) -> list[Contribution]:
+        """:meth:`split` where that is cheaper, else itself."""
+        return [self]
+
     def stacked(self, others: Sequence[Contribution]) -> Contribution:
         """The rows of several passes, those of one instance side by side: order (instance, pass)."""
         rows = torch.stack([part.rows() for part in (self, *others)], dim=1)
@@ -81,10 +85,12 @@ class Rows(Contribution):
         self.placements = (placement,)
         self._is_placed = is_placed or (placement.where is None and not placement.transposed)
         # Products of rows do not depend on the order of the columns: keep that of the memory
-        self._order = [0, *sorted(range(1, rows.ndim), key=rows.stride, reverse=True)]
-        ordered = rows.permute(self._order)
-        self._shape = ordered.shape[1:]
-        self.flat = ordered.reshape(len(rows), -1)
+        self._order: list[int] | None = None
+        if not rows.is_contiguous():
+            self._order = [0, *sorted(range(1, rows.ndim), key=rows.stride, reverse=True)]
+            rows = rows.permute(self._order)
+        self._shape = rows.shape[1:]
+        self.flat = rows.reshape(rows.shape[0], -1)
         self.width = self.flat.shape[1]
 
     @override
@@ -105,9 +111,14 @@ class Rows(Contribution):
 
     def restored(self, flat: Tensor) -> Tensor:
         """Rows in the order of the memory -> rows in the order of the parameter, (r, size)."""
-        inverse = sorted(range(len(self._order)), key=self._order.__getitem__)
-        rows = flat.view(len(flat), *self._shape).permute(inverse)
-        return rows.reshape(len(flat), -1) if self._is_placed else self.placements[0].placed(rows)
+        if self._order is None:
+            rows = flat
+        else:
+            inverse = sorted(range(len(self._order)), key=self._order.__getitem__)
+            rows = flat.view(flat.shape[0], *self._shape).permute(inverse)
+            if self._is_placed:
+                return rows.reshape(flat.shape[0], -1)
+        return rows if self._is_placed else self.placements[0].placed(rows)
 
 
 class SumOfUses(Contribution):

@@ -19,29 +19,30 @@ def signed(number: Any) -> Any:
         >>> signed(18446744073709551615), signed((0, 18446744073709551614)), signed(None)
         (-1, (0, -2), None)
     """
-    if isinstance(number, bool):
-        return number
-    if isinstance(number, int):
-        return number - 2 * _WRAP if number >= _WRAP else number
-    if isinstance(number, (tuple, list)):
+    kind = type(number)
+    if kind is int:
+        return number if number < _WRAP else number - 2 * _WRAP
+    if kind is tuple or kind is list:
         return tuple([signed(entry) for entry in number])
     return number
 
 
 def reader(*names: str) -> Callable[[Node], Hashable]:
-    """A function that reads the named arguments; ``None`` where a version of torch has not saved one."""
+    """A function that reads the named arguments; ``None`` is what this torch does not save."""
+    attributes = ["_saved_" + name for name in names]
 
     def read(node: Node) -> Hashable:
-        return tuple([signed(getattr(node, "_saved_" + name, None)) for name in names])
+        return tuple([signed(getattr(node, attribute, None)) for attribute in attributes])
 
     return read
 
 
 def read_indices(node: Node) -> Hashable:
-    """How each axis of ``x[indices]`` is indexed: ``None`` (not), ``"all"`` (in order), or ``"data"``.
+    """How each axis of ``x[indices]`` is indexed: ``None`` (not), or a kind and a rank.
 
-    Only positions matter, not values: ``x[arange(len(x)), y]`` keeps row i of x in row i, whatever
-    y holds. That is looked up in the tensor itself, in every step.
+    The kind is ``"all"`` (in order) or ``"data"``. Only positions matter, not values:
+    ``x[arange(len(x)), y]`` keeps row i of x in row i, whatever y holds. That is looked up in the
+    tensor itself, in every step.
     """
     sizes = node._saved_self_sym_sizes  # type: ignore[attr-defined]
     kinds: list[tuple[str, int] | None] = []
@@ -59,8 +60,3 @@ def _counts_up(index: Tensor, size: int) -> bool:
     if index.ndim != 1 or len(index) != size:
         return False
     return torch.equal(index, torch.arange(size, device=index.device))
-
-
-def read_gather(node: Node) -> Hashable:
-    """The axis of ``gather``; the shape of its index is that of the output."""
-    return (signed(node._saved_dim),)  # type: ignore[attr-defined]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 from typing_extensions import override
 
-from lightning_jd.engines._hooks import hooks_silenced
 from lightning_jd.engines.tape._contribution import Contribution, Rows
+from lightning_jd.engines.tape._differentiate import gradients_of
 from lightning_jd.engines.tape._graph import Graph
 from lightning_jd.engines.tape._ledger import Ledger
 from lightning_jd.engines.tape._placement import Placement
@@ -117,9 +117,9 @@ def _tricks(
         if len(unit.uses) > 1 or not all(position in parameters for position in unit.parameters):
             continue
         use = plan.uses[unit.uses[0]]
-        name, shape = graph.records[use.node].name, graph.records[use.node].shapes[0]
+        name, shape = plan.records[use.node].name, plan.records[use.node].shapes[0]
         is_weight = (name, use.slots[0]) in {("AddmmBackward0", 2), ("MmBackward0", 1)}
-        if not is_weight or not use.placements[0].is_whole or not _is_plain(graph, use):
+        if not is_weight or not use.placements[0].is_whole or not _is_plain(graph.nodes[use.node], use):
             continue
         if sum(unit.parameters[0] in other.parameters for other in plan.units) > 1:
             continue
@@ -130,10 +130,9 @@ def _tricks(
     return found
 
 
-def _is_plain(graph: Graph, use: Use) -> bool:
+def _is_plain(node: Node, use: Use) -> bool:
     """``b + x W`` without factors, with a vector b."""
-    node = graph.nodes[use.node]
-    if graph.records[use.node].name == "MmBackward0":
+    if node.name() == "MmBackward0":
         return True
     if node._saved_alpha != 1:  # type: ignore[attr-defined]
         return False
@@ -143,7 +142,7 @@ def _is_plain(graph: Graph, use: Use) -> bool:
 
 def _shared(graph: Graph, trick: _Trick, D: Tensor, dtype: torch.dtype) -> Contribution:
     node = graph.nodes[trick.use.node]
-    is_addmm = graph.records[trick.use.node].name == "AddmmBackward0"
+    is_addmm = node.name() == "AddmmBackward0"
     A = node._saved_mat1 if is_addmm else node._saved_self  # type: ignore[attr-defined]
     return SharedActivations(A.to(dtype), D, trick.use, cotangents_first=False)
 
@@ -156,11 +155,8 @@ def _all_rows(
 ) -> list[Tensor | None]:
     """The gradients of all rows at all targets, (m, ...) each; ``None`` where no row arrives."""
     found: list[Tensor | None] = [None] * len(targets)
-    for k, (output, grad_output) in enumerate(rows):
-        with hooks_silenced(t for t in targets if isinstance(t, Tensor)):
-            gradients = torch.autograd.grad(
-                output, targets, grad_output * scale, retain_graph=True, allow_unused=True
-            )
+    for k, (output, weight) in enumerate(rows):
+        gradients = gradients_of([output], [weight * scale], targets)
         for j, gradient in enumerate(gradients):
             if gradient is None:
                 continue

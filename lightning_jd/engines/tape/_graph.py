@@ -1,15 +1,14 @@
 """The autograd graph below the losses, as data.
 
-A walk gives two parallel lists: the nodes, which hold activations, and their records, which are
-plain hashable values. Everything that is *concluded* about a graph is a function of the records
-alone. So a conclusion may be cached under them and can never be stale, and a cache keeps neither
-activations nor parameters alive.
+A walk gives the nodes, which hold activations, and a signature, which is plain hashable data.
+Everything that is *concluded* about a graph is a function of its signature alone. So a conclusion
+may be cached under it and can never be stale, and a cache keeps neither activations nor parameters
+alive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -17,8 +16,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, get_gradient_edge
 
 from lightning_jd.engines._reach import check_visible
-from lightning_jd.engines.tape.flow import FACTS
 from lightning_jd.engines.tape._owners import Shape
+from lightning_jd.engines.tape.flow import FACTS
 
 LEAF = "torch::autograd::AccumulateGrad"
 FOREIGN = -1
@@ -50,56 +49,86 @@ class Record(NamedTuple):
     facts: Hashable
 
 
-@dataclass(frozen=True)
-class Graph:
-    """Nodes below some losses, parents before their first child, with one record each."""
+class Graph(NamedTuple):
+    """The nodes below some outputs, and all that may be concluded from.
+
+    Attributes:
+        nodes: Each is listed once.
+        signature: One entry per node, in the same order; see :func:`records_of`.
+        roots: The outputs.
+    """
 
     nodes: list[Node]
-    records: tuple[Record, ...]
+    signature: tuple[Hashable, ...]
     roots: tuple[Edge, ...]
 
 
-def walk(outputs: Sequence[Tensor], positions: Mapping[int, int]) -> Graph:
+def walk(outputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Graph:
     """List everything that the outputs depend on.
+
+    It runs in every step, so entries of the signature are raw: records are made from them once.
 
     Args:
         outputs: The losses.
-        positions: ``id`` of each tracked parameter to its position.
+        parameters: The tracked parameters.
 
     Raises:
         GraphError: If a part of the model is hidden behind reentrant checkpointing.
     """
-    index: dict[Node, int] = {}
+    positions = {id(parameter): k for k, parameter in enumerate(parameters)}
+    number_of: dict[Node, int] = {}
     nodes: list[Node] = []
-
-    def enter(node: Node) -> int:
-        number = index.get(node)
-        if number is None:
-            number = index[node] = len(nodes)
-            nodes.append(node)
-        return number
-
-    edges = [get_gradient_edge(output) for output in outputs]
-    roots = tuple(Edge(enter(edge.node), edge.output_nr) for edge in edges)
-    records: list[Record] = []
+    roots = []
+    for output in outputs:
+        edge = get_gradient_edge(output)
+        if edge.node not in number_of:
+            number_of[edge.node] = len(nodes)
+            nodes.append(edge.node)
+        roots.append(Edge(number_of[edge.node], edge.output_nr))
+    signature: list[Hashable] = []
     for node in nodes:  # grows while it is walked: breadth first
         name = node.name()
-        inputs = tuple(
-            [None if child is None else Edge(enter(child), k) for child, k in node.next_functions]
-        )
-        outputs_of = node._input_metadata  # type: ignore[attr-defined]
-        shapes = tuple([tuple(output.shape) for output in outputs_of])
         if name == LEAF:
-            facts: Hashable = positions.get(id(node.variable), FOREIGN)  # type: ignore[attr-defined]
-        else:
-            read = FACTS.get(name)
-            facts = None if read is None else read(node)
-            if any([output.dtype.is_complex for output in outputs_of]):
+            leaf = node.variable  # type: ignore[attr-defined]
+            signature.append((positions.get(id(leaf), FOREIGN), *leaf.shape))
+            continue
+        inputs: list[int | None] = []
+        for child, output_number in node.next_functions:
+            if child is None:
+                inputs.append(None)
+                continue
+            number = number_of.get(child)
+            if number is None:
+                number = number_of[child] = len(nodes)
+                nodes.append(child)
+            inputs += (number, output_number)
+        shapes = []
+        for described in node._input_metadata:  # type: ignore[attr-defined]
+            shapes.append(tuple(described.shape))
+            if described.dtype.is_complex:
                 name = COMPLEX + name
-        records.append(Record(name, shapes, inputs, facts))
+        read = FACTS.get(name)
+        signature.append((name, *shapes, tuple(inputs), None if read is None else read(node)))
         if name.startswith("CheckpointFunction"):
             check_visible([node])
-    return Graph(nodes, tuple(records), roots)
+    return Graph(nodes, tuple(signature), tuple(roots))
+
+
+def records_of(signature: Sequence[Any]) -> tuple[Record, ...]:
+    """Spell a signature out."""
+    records = []
+    for entry in signature:
+        if isinstance(entry[0], int):
+            position, *shape = entry
+            records.append(Record(LEAF, (tuple(shape),), (), position))
+            continue
+        name, *shapes, raw, facts = entry
+        inputs: list[Edge | None] = []
+        numbers = iter(raw)
+        for number in numbers:
+            inputs.append(None if number is None else Edge(number, next(numbers)))
+        records.append(Record(name, tuple(shapes), tuple(inputs), facts))
+    return tuple(records)
 
 
 def local_vjp(node: Node, cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

@@ -41,11 +41,12 @@ class Harvest:
         dtype: torch.dtype,
         scale: float | Tensor,
     ) -> None:
-        self.graph, self.m, self.dtype, self.scale = graph, m, dtype, scale
+        self.graph, self.records = graph, plan.records
+        self.m, self.dtype, self.scale = m, dtype, scale
         self.by_node: dict[int, list[ResolvedUse]] = {}
         for use in uses:
             self.by_node.setdefault(use.use.node, []).append(use)
-        self.ends = plan.ends_of(graph.records, self.by_node.keys())
+        self.ends = plan.ends_of(self.by_node)
         self._fetched: dict[int, dict[str, Any]] = {}
         #: Positions of uses without an applicable rule, whose operation is differentiated alone.
         self.local: set[int] = set()
@@ -85,7 +86,7 @@ class Harvest:
             deliver(use.position, self._locally(use, cotangents))
 
     def _saved_names(self, use: ResolvedUse) -> tuple[str, ...]:
-        return saved_names_of(self.graph.records[use.use.node].name, use.use.slots[0])
+        return saved_names_of(self.records[use.use.node].name, use.use.slots[0])
 
     def _unscaled(self, cotangents: Cotangents) -> Cotangents:
         if isinstance(self.scale, (int, float)) and self.scale == 1:
@@ -107,7 +108,7 @@ class Harvest:
         )
 
     def _by_rule(self, use: ResolvedUse, cotangents: Cotangents) -> Contribution | None:
-        rule = rule_of(self.graph.records[use.use.node].name, use.use.slots[0])
+        rule = rule_of(self.records[use.use.node].name, use.use.slots[0])
         if rule is None or use.arrangement is None:
             return None
         site = self._site(use, cotangents)
@@ -118,7 +119,7 @@ class Harvest:
         return found if isinstance(found, Contribution) else Rows(found, site.placements[0])
 
     def _locally(self, use: ResolvedUse, cotangents: Cotangents) -> list[Contribution]:
-        record = self.graph.records[use.use.node]
+        record = self.records[use.use.node]
         parts = []
         for j in range(len(use.use.slots)):
             site = self._site(use, cotangents, [j])

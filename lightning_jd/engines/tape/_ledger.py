@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -41,6 +43,10 @@ class Ledger:
 
     def add(self, contribution: Contribution) -> None:
         """Add what one or more parameters contribute; nothing else may contribute to them jointly."""
+        for part in contribution.apart():
+            self._add(part)
+
+    def _add(self, contribution: Contribution) -> None:
         if (short := contribution.short()) is not None:
             self._short.append(short)
             return
@@ -69,20 +75,21 @@ class Ledger:
     def gradients(self, weights: Tensor) -> dict[int, Tensor]:
         """Combined gradients, flat, by parameter."""
         found: dict[int, Tensor] = {}
+        for parameter, part in self.parts_of_gradients(weights):
+            found[parameter] = found[parameter] + part if parameter in found else part
+        return found
 
-        def add(parameter: int, gradient: Tensor) -> None:
-            found[parameter] = found[parameter] + gradient if parameter in found else gradient
-
+    def parts_of_gradients(self, weights: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Combined gradients, flat, one at a time; those of a parameter add up."""
         for contribution in self._kept:
             gradients = contribution.gradients(weights)
             for placement, gradient in zip(contribution.placements, gradients, strict=True):
-                add(placement.parameter, gradient)
+                yield placement.parameter, gradient
         if self._short_rows is not None:
             combined = weights.to(self._short_rows.dtype) @ self._short_rows
             widths = [rows.width for rows in self._short]
             for rows, part in zip(self._short, combined.split(widths), strict=True):
-                add(rows.placements[0].parameter, rows.restored(part.unsqueeze(0))[0])
-        return found
+                yield rows.placements[0].parameter, rows.restored(part.unsqueeze(0))[0]
 
     def _note(self, contribution: Contribution, share: Tensor) -> None:
         if self._notes:

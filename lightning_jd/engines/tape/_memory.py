@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from lightning_jd.engines.tape._graph import LEAF, Edge, Record
-from lightning_jd.engines.tape._owners import Owners
+from lightning_jd.engines.tape._graph import LEAF, Edge, Graph, Record, records_of
+from lightning_jd.engines.tape._owners import alone, in_order
 from lightning_jd.engines.tape._plan import Plan, make_plan
 from lightning_jd.engines.tape.rules import version
 
@@ -29,6 +29,9 @@ class Recent(Generic[_Value]):
     def __init__(self, size: int) -> None:
         self._size = size
         self._entries: OrderedDict[Hashable, _Value] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
         """The entry for a key; made if there is none."""
@@ -59,52 +62,48 @@ class Standing:
     demoted: frozenset[int] = frozenset()
 
 
-@dataclass
-class Known:
-    """One graph, sizes included.
+class KnownGraph:
+    """One graph, sizes included: its records and the plans for it.
 
-    Attributes:
-        kind: The same for graphs that differ in sizes only.
-        plans: A plan for each set of demoted parameters.
+    Args:
+        signature: What the walk saw.
+        roots: Where the graph begins.
     """
 
-    kind: Hashable
-    plans: dict[frozenset[int], Plan] = field(default_factory=dict)
+    def __init__(self, signature: tuple[Hashable, ...], roots: tuple[Edge, ...]) -> None:
+        self.records = records_of(signature)
+        self.roots = roots
+        #: The same for graphs that differ in sizes only.
+        self.kind = _kind(self.records, roots)
+        self._plans: dict[tuple[int, frozenset[int]], Plan] = {}
+
+    def plan(self, owners: int, demoted: frozenset[int] = frozenset()) -> Plan:
+        """The plan for this graph.
+
+        Args:
+            owners: The number of instances that own slices; one owner owns everything.
+            demoted: Parameters that must not be claimed.
+        """
+        key = (owners, demoted)
+        if key not in self._plans:
+            begin = alone() if owners == 1 else in_order(owners)
+            self._plans[key] = make_plan(self.records, [(e, begin) for e in self.roots], demoted)
+        return self._plans[key]
 
 
-Roots = tuple[tuple[Edge, Owners], ...]
-_known: Recent[Known] = Recent(64)
+_known: Recent[KnownGraph] = Recent(64)
 _standing: Recent[Standing] = Recent(256)
 
 
-def known_graph(records: tuple[Record, ...], roots: tuple[Edge, ...], width: int) -> Known:
-    """The entry of a graph.
-
-    Args:
-        records: The graph.
-        roots: Where it begins.
-        width: The number of owners.
-    """
-    return _known.get((records, roots, width), lambda: Known(_kind(records, roots)))
+def known_graph(graph: Graph) -> KnownGraph:
+    """What is known of a graph that looks like this one."""
+    key = (graph.signature, graph.roots, version())
+    return _known.get(key, lambda: KnownGraph(graph.signature, graph.roots))
 
 
-def plan_for(
-    known: Known,
-    records: tuple[Record, ...],
-    roots: Roots,
-    demoted: frozenset[int],
-) -> Plan:
-    """The plan of a graph, made when it is first asked for."""
-    key = demoted | {-version()}
-    plan = known.plans.get(key)
-    if plan is None:
-        plan = known.plans[key] = make_plan(records, roots, demoted)
-    return plan
-
-
-def standing_of(known: Known) -> Standing:
+def standing_of(known: KnownGraph, owners: int) -> Standing:
     """What certificates have shown about graphs of this kind."""
-    return _standing.get((known.kind, version()), Standing)
+    return _standing.get((known.kind, owners == 1, version()), Standing)
 
 
 def forget() -> None:
@@ -113,13 +112,9 @@ def forget() -> None:
     _standing.clear()
 
 
-def _kind(records: tuple[Record, ...], roots: tuple[Edge, ...]) -> Hashable:
-    return hash(
-        (
-            roots,
-            tuple(
-                (r.name, tuple(map(len, r.shapes)), r.inputs, r.facts if r.name == LEAF else None)
-                for r in records
-            ),
-        )
-    )
+def _kind(records: tuple[Record, ...], roots: tuple[Edge, ...]) -> int:
+    shapeless = [
+        (r.name, *map(len, r.shapes), r.inputs, r.facts if r.name == LEAF else None)
+        for r in records
+    ]
+    return hash((roots, *shapeless))

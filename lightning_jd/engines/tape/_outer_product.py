@@ -12,7 +12,7 @@ from lightning_jd.engines.tape._contribution import Contribution, Rows
 from lightning_jd.engines.tape._placement import Placement
 
 #: Bytes that a temporary matrix may take; above, work is cut into pieces.
-CHUNK_BYTES = 64 << 20
+CHUNK_BYTES = 16 << 20
 
 
 class OuterProduct(Contribution):
@@ -58,17 +58,18 @@ class OuterProduct(Contribution):
     def settled(self, room: int) -> tuple[Tensor, list[Contribution]]:
         if self._kernels_are_cheaper():
             return kernel_gramian(self.A, self.D, self._has_bias), [self]
-        weight, *bias = self.split()
+        if self._has_bias:
+            weight, bias = self.split()
+            G, kept = weight.settled(room)
+            return G + bias.gramian(), [*kept, bias]
         if self._rows_are_worth_keeping(room):
             rows = Rows(self.rows(), self.placements[0], is_placed=True)
-            kept: list[Contribution] = [rows, *bias]
-            G = rows.gramian()
-        else:
-            kept = [self]
-            G = rows_gramian(self.A, self.D)
-        for part in bias:
-            G += part.gramian()
-        return G, kept
+            return rows.gramian(), [rows]
+        return rows_gramian(self.A, self.D), [self]
+
+    @override
+    def apart(self) -> list[Contribution]:
+        return [self] if self._kernels_are_cheaper() else self.split()
 
     def _kernels_are_cheaper(self) -> bool:
         m, T, i = self.A.shape

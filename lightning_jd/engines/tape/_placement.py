@@ -70,12 +70,12 @@ class Placement:
             Shape ``(r, size)``.
         """
         if self.where is not None:
-            full = rows.new_zeros(len(rows), self.size)
+            full = rows.new_zeros(rows.shape[0], self.size)
             where = torch.as_tensor(self.where, device=rows.device)
-            return full.index_copy_(1, where, rows.reshape(len(rows), -1))
+            return full.index_copy_(1, where, rows.reshape(rows.shape[0], -1))
         if self.transposed:
-            rows = rows.reshape(len(rows), *self.shape).transpose(1, 2)
-        return rows.reshape(len(rows), -1)
+            rows = rows.reshape(rows.shape[0], *self.shape).transpose(1, 2)
+        return rows.reshape(rows.shape[0], -1)
 
 
 def place(records: Sequence[Record], edge: Edge) -> Placement | None:

@@ -66,6 +66,7 @@ class Plan:
     """The result of planning.
 
     Attributes:
+        records: The graph.
         uses: All uses that contributions come from.
         units: What settles together.
         computed: Parameters that are reached through other computations on parameters.
@@ -77,6 +78,7 @@ class Plan:
         arrangements: Filled on demand: how the outputs of each use are sorted by owner.
     """
 
+    records: tuple[Record, ...]
     uses: tuple[Use, ...]
     units: tuple[Unit, ...]
     computed: frozenset[int]
@@ -86,18 +88,22 @@ class Plan:
     culprits: dict[int, str]
     order: tuple[int, ...]
     arrangements: dict[int, Arrangement | None] = field(default_factory=dict)
-    _ends: dict[frozenset[int], set[int]] = field(default_factory=dict)
+    _ends: dict[frozenset[int], list[Edge]] = field(default_factory=dict)
 
-    def ends_of(self, records: Sequence[Record], nodes: Collection[int]) -> set[int]:
-        """Those of some nodes that have no other of them below."""
+    def ends_of(self, nodes: Collection[int]) -> list[Edge]:
+        """The outputs of those of some nodes that have no other of them below."""
         key = frozenset(nodes)
         if key not in self._ends:
-            self._ends[key] = lowest(records, self.order, key)
+            self._ends[key] = [
+                Edge(node, output)
+                for node in sorted(lowest(self.records, self.order, key))
+                for output in range(len(self.records[node].shapes))
+            ]
         return self._ends[key]
 
 
 def make_plan(
-    records: Sequence[Record],
+    records: tuple[Record, ...],
     roots: Sequence[tuple[Edge, Owners]],
     demoted: Collection[int] = (),
 ) -> Plan:
@@ -116,7 +122,7 @@ def make_plan(
     for node in order:
         if node in reaching and records[node].name != LEAF:
             survey.cross(node)
-    return _sorted_out(survey, frozenset(demoted), order, records, reaching)
+    return _sorted_out(survey, frozenset(demoted), order)
 
 
 def parents_first(records: Sequence[Record], roots: Sequence[int]) -> tuple[int, ...]:
@@ -176,7 +182,7 @@ def lowest(records: Sequence[Record], order: Sequence[int], nodes: Collection[in
 class _Survey:
     """Crosses the graph and notes every use of a parameter."""
 
-    def __init__(self, records: Sequence[Record], reaching: set[int]) -> None:
+    def __init__(self, records: tuple[Record, ...], reaching: set[int]) -> None:
         self.records, self.reaching = records, reaching
         self.states: dict[Edge, State] = {}
         self.uses: list[Use] = []
@@ -271,11 +277,10 @@ def _sorted_out(
     survey: _Survey,
     demoted: frozenset[int],
     order: tuple[int, ...],
-    records: Sequence[Record],
-    reaching: set[int],
 ) -> Plan:
+    records = survey.records
     by_rows = demoted | survey.opaque
-    reached = {records[node].facts for node in reaching if records[node].name == LEAF}
+    reached = {records[node].facts for node in survey.reaching if records[node].name == LEAF}
     computed = survey.computed - by_rows
     placed = [use for use in survey.uses if use.placements[0].parameter not in by_rows]
     uses, units = _units(placed, computed, records)
@@ -284,6 +289,7 @@ def _sorted_out(
         virtual = list(range(len(uses), len(uses) + len(survey.virtual)))
         uses += survey.virtual
     return Plan(
+        records=records,
         uses=tuple(uses),
         units=tuple(units),
         computed=frozenset(computed),

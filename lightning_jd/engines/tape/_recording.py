@@ -14,8 +14,7 @@ from lightning_jd.engines.tape._general import add_rows
 from lightning_jd.engines.tape._graph import Graph
 from lightning_jd.engines.tape._harvest import Harvest
 from lightning_jd.engines.tape._ledger import Ledger
-from lightning_jd.engines.tape._memory import known_graph, plan_for
-from lightning_jd.engines.tape._owners import alone
+from lightning_jd.engines.tape._memory import KnownGraph
 from lightning_jd.engines.tape._plan import Plan
 from lightning_jd.engines.tape._resolve import Resolution, resolve
 from lightning_jd.engines.tape._virtual import computed_rows
@@ -26,6 +25,7 @@ class Recording:
 
     Args:
         graph: The graph below the losses.
+        known: What is known of it.
         plan: The plan for it.
         objectives: The losses.
         parameters: All parameters by position.
@@ -35,12 +35,14 @@ class Recording:
     def __init__(
         self,
         graph: Graph,
+        known: KnownGraph,
         plan: Plan,
         objectives: Objectives,
         parameters: Mapping[int, Tensor],
         scale: float | Tensor,
     ) -> None:
-        self.graph, self.plan, self.objectives = graph, plan, objectives
+        self.graph, self.known, self.plan = graph, known, plan
+        self.objectives = objectives
         self.parameters, self.scale = parameters, scale
         #: How each reached parameter was dealt with.
         self.paths: dict[int, str] = {}
@@ -78,19 +80,16 @@ class Recording:
             self.paths.update(dict.fromkeys(computed, "computed"))
 
     def _by_rows(self, positions: set[int], ledger: Ledger) -> None:
-        graph = self.graph
-        known = known_graph(graph.records, graph.roots, 1)
-        roots = tuple((edge, alone()) for edge in graph.roots)
-        general = plan_for(known, graph.records, roots, frozenset())
+        general = self.known.plan(owners=1)
         rows = [self.objectives.row(i) for i in range(self.objectives.m)]
         chosen = {k: self.parameters[k] for k in sorted(positions)}
-        tricks = add_rows(ledger, graph, general, rows, chosen, self.scale)
+        tricks = add_rows(ledger, self.graph, general, rows, chosen, self.scale)
         for k in positions:
             self.paths[k] = "kernel" if k in tricks else "rows"
 
     def _name_paths(self, resolution: Resolution, harvest: Harvest) -> None:
         for use in resolution.uses:
-            name = self.graph.records[use.use.node].name
+            name = self.plan.records[use.use.node].name
             how = "local" if use.position in harvest.local else "rule"
             for placement in use.use.placements:
                 if self.paths.get(placement.parameter, "rule").startswith("rule"):

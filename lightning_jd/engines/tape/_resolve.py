@@ -73,20 +73,20 @@ def resolve(graph: Graph, plan: Plan, losses: Tensor) -> Resolution:
         is_wanted = needs_computed if min(parameters) < 0 else not parameters <= lost
         owners = use.owners if use.owners is not None else probed[use.node]
         if is_wanted and owners is not None:
-            arrangement = _arrangement(plan, position, use, owners, graph, len(losses))
+            arrangement = _arrangement(plan, position, use, owners, losses.shape[0])
             uses.append(ResolvedUse(position, use, owners, arrangement))
     return Resolution(uses, frozenset(lost))
 
 
 def _arrangement(
-    plan: Plan, position: int, use: Use, owners: NodeOwners, graph: Graph, b: int
+    plan: Plan, position: int, use: Use, owners: NodeOwners, b: int
 ) -> Arrangement | None:
     if position in plan.arrangements:
         return plan.arrangements[position]
     first, *others = owners
     found = None
     if first is not None and not any(others):
-        first = _along_some_axis(first, graph.records[use.node].shapes[0])
+        first = _along_some_axis(first, plan.records[use.node].shapes[0])
         found = None if first is None else Arrangement(first, b)
     if use.owners is not None:
         plan.arrangements[position] = found
@@ -108,7 +108,7 @@ def _probe(
         # losses of one instance might cancel each other: weigh them at random
         weights *= random_weights(losses.shape[1], losses)
     scaled = weights * (scales if losses.ndim == 1 else scales.unsqueeze(1))
-    ends = plan.ends_of(graph.records, nodes)
+    ends = plan.ends_of(nodes)
     seen: list[dict[int, Cotangents]] = [{}, {}]
     for found, grad_outputs in zip(seen, (weights, scaled), strict=True):
         run(graph, [losses], [grad_outputs], nodes, ends, found.__setitem__)

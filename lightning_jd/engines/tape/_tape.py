@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_jd.engines._hooks import hooks_silenced
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines.tape._certificate import (
     TOLERANCE,
@@ -18,10 +17,10 @@ from lightning_jd.engines.tape._certificate import (
     mismatches,
     random_vector,
 )
+from lightning_jd.engines.tape._differentiate import gradients_of
 from lightning_jd.engines.tape._graph import Graph, walk
 from lightning_jd.engines.tape._ledger import Ledger
-from lightning_jd.engines.tape._memory import known_graph, plan_for, standing_of
-from lightning_jd.engines.tape._owners import alone, in_order
+from lightning_jd.engines.tape._memory import KnownGraph, known_graph, standing_of
 from lightning_jd.engines.tape._plan import Plan
 from lightning_jd.engines.tape._recording import Recording
 from lightning_jd.errors import ArgumentError, GraphError
@@ -127,20 +126,16 @@ class Tape:
         ]
 
     def _record(self) -> Ledger:
-        graph = walk(
-            self.objectives.outputs, {id(tensor): k for k, (_, tensor) in enumerate(self.named)}
-        )
-        width = _instances(self.objectives)
-        known = known_graph(graph.records, graph.roots, width)
-        standing = standing_of(known)
-        begin = alone() if width == 1 else in_order(width)
-        roots = tuple((edge, begin) for edge in graph.roots)
+        graph = walk(self.objectives.outputs, self._tensors)
+        owners = _instances(self.objectives)
+        known = known_graph(graph)
+        standing = standing_of(known, owners)
         is_due = self._check == "always" or standing.steps % max(1, self._check_every) == 0
         standing.steps += 1
         while True:
-            plan = plan_for(known, graph.records, roots, standing.demoted)
+            plan = known.plan(owners, standing.demoted)
             self._note_reached(plan)
-            ledger = self._run(graph, plan, notes=is_due and self._check != "off")
+            ledger = self._run(graph, known, plan, notes=is_due and self._check != "off")
             if not is_due or self._check == "off":
                 return ledger
             if not bool(torch.isfinite(ledger.G).all()):
@@ -153,7 +148,7 @@ class Tape:
             self._report(wrong)
             standing.demoted |= {p for mismatch in wrong for p in mismatch.parameters}
 
-    def _run(self, graph: Graph, plan: Plan, *, notes: bool) -> Ledger:
+    def _run(self, graph: Graph, known: KnownGraph, plan: Plan, *, notes: bool) -> Ledger:
         types = {tensor.dtype for _, tensor in self.named} | {self.objectives.dtype}
         dtype = torch.float64 if torch.float64 in types else torch.float32
         keeps = self._memory == "fast" or notes
@@ -161,11 +156,12 @@ class Tape:
             self.objectives.m,
             dtype,
             self.objectives.device,
-            room=sum(tensor.numel() for tensor in self._tensors) // 2,
+            room=sum(tensor.numel() for tensor in self._tensors) // 4,
             keeps=keeps,
             notes=notes,
         )
-        recording = Recording(graph, plan, self.objectives, dict(enumerate(self._tensors)), self._scale)
+        parameters = dict(enumerate(self._tensors))
+        recording = Recording(graph, known, plan, self.objectives, parameters, self._scale)
         recording.run(ledger)
         ledger.close()
         self.paths = {
@@ -191,15 +187,11 @@ class Tape:
     def _ordinary_gradients(self, weights: Tensor) -> dict[int, Tensor]:
         """``Jᵀ w`` by autograd, of the parameters that are reached."""
         reached = sorted(self._reached)
-        tensors = [self.named[k][1] for k in reached]
-        with hooks_silenced(tensors):
-            gradients = torch.autograd.grad(
-                self.objectives.outputs,
-                tensors,
-                self.objectives.cotangents(weights * self._scale),
-                retain_graph=True,
-                allow_unused=True,
-            )
+        gradients = gradients_of(
+            self.objectives.outputs,
+            self.objectives.cotangents(weights * self._scale),
+            [self.named[k][1] for k in reached],
+        )
         return {
             k: (gradient.to_dense() if gradient.is_sparse else gradient) / self._scale
             for k, gradient in zip(reached, gradients, strict=True)
@@ -210,12 +202,11 @@ class Tape:
         types = {tensor.dtype for _, tensor in self.named} | {self.objectives.dtype}
         tolerance = max(TOLERANCE.get(dtype, 0.1) for dtype in types)
         v = random_vector(ledger.G, spread=1e3 if tolerance > 1e-3 else 1e6)
-        expected = self._ordinary_gradients(v)
-        wrong = mismatches(ledger, v, expected, tolerance)
+        wrong = mismatches(ledger, v, self._ordinary_gradients(v), tolerance)
         wrong = [found for found in wrong if not set(found.parameters) <= plan.by_rows]
         if wrong:
-            thirds = self._ordinary_gradients(v / 3)
-            wrong = beyond_noise(wrong, expected, {p: 3 * third for p, third in thirds.items()})
+            once, thirds = self._ordinary_gradients(v), self._ordinary_gradients(v / 3)
+            wrong = beyond_noise(wrong, once, {p: 3 * third for p, third in thirds.items()})
         return wrong
 
     def _report(self, wrong: Sequence[Mismatch]) -> None:

@@ -17,8 +17,8 @@ from lightning_jd.engines.tape._tuning import fastest
 from lightning_jd.engines.tape.convolution import _variants
 from lightning_jd.engines.tape.convolution._geometry import Geometry, weight_gradient
 from lightning_jd.engines.tape.convolution._pixel_kernel import (
-    pixel_kernel_applies,
     pixel_kernel_gramian,
+    pixel_kernel_pays,
 )
 
 _BY_ROWS: dict[str, _variants.Variant] = {
@@ -90,10 +90,9 @@ class ConvolutionWeight(Contribution):
 
     @cached_property
     def _variant(self) -> str:
-        m, T = self.x.shape[:2]
         names = list(self._row_variants())
         is_short = prod(self.geometry.kernel) <= Rows.SHORT
-        if not is_short and pixel_kernel_applies(m, T, prod(self.D.shape[3:]), self.geometry):
+        if not is_short and pixel_kernel_pays(self.x, self.D, self.geometry):
             names.append("pixel kernel")
         return self._fastest(names)
 

@@ -13,17 +13,32 @@ pixels, of which there are far fewer. Pays for small images with many channels.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from torch import Tensor
 
 from lightning_jd.engines.tape.convolution._geometry import Geometry
 
-_LARGEST = 4096  # objectives times pixels: the products are a matrix of that size squared
+#: Numbers in the products of one block of objectives with all others.
+_BLOCK_NUMBERS = 2 << 20
 
 
-def pixel_kernel_applies(m: int, T: int, pixels: int, geometry: Geometry) -> bool:
-    """Whether the variant covers the case at a reasonable size."""
-    return geometry.is_plain_2d and geometry.groups == 1 and T == 1 and m * pixels <= _LARGEST
+def pixel_kernel_pays(x: Tensor, D: Tensor, geometry: Geometry) -> bool:
+    """Whether the variant covers the case, and takes no more operations than gradients would.
+
+    Args:
+        x: Input, shape (m, T, in, ...).
+        D: Cotangent of the output, shape (m, T, out, ...).
+        geometry: The convolution.
+    """
+    m, T, channels = x.shape[:3]
+    if not geometry.is_plain_2d or geometry.groups > 1 or T > 1:
+        return False
+    n_in, n_out, size = m * prod(x.shape[3:]), m * prod(D.shape[3:]), prod(geometry.kernel)
+    shifts = sum(geometry.kernel[2:])
+    by_pixels = n_in**2 * channels + n_out**2 * (D.shape[2] + 8 * shifts)
+    by_gradients = n_out * size + m * m * size
+    return by_pixels / 2 < by_gradients
 
 
 def pixel_kernel_gramian(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
@@ -39,7 +54,7 @@ def pixel_kernel_gramian(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
     cotangents = D.permute(2, 3, 0, 1)  # (height, width, m, out)
     phases = list(_phases(x, geometry))
     G = D.new_zeros(m, m)
-    step = -(-m // _blocks(m * pixels))
+    step = max(1, min(-(-m // 4), _BLOCK_NUMBERS // (pixels * pixels * m)))
     for begin in range(0, m, step):
         end = min(m, begin + step)
         patches = D.new_zeros(height, width, end - begin, height, width, m - begin)
@@ -54,11 +69,6 @@ def pixel_kernel_gramian(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
         G[begin:end, begin:] = block
         G[end:, begin:end] = block[:, end - begin :].T
     return G
-
-
-def _blocks(size: int) -> int:
-    """Blocks of objectives: only those above the diagonal are computed."""
-    return 1 if size <= 512 else 2 if size <= 1024 else 4
 
 
 def _phases(x: Tensor, geometry: Geometry) -> Iterator[tuple[Tensor, list[int], list[int]]]:

@@ -7,6 +7,7 @@ Everywhere ``x`` is the input, shape (m, T, in, ...), and ``D`` the cotangent of
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -58,18 +59,22 @@ def depthwise(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
 def patches_by_channel(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
     """Patches of the input, channels outermost, times the cotangent."""
     m, T = x.shape[:2]
-    out, per_group = geometry.kernel[:2]
-    g = geometry.groups
-    patches = F.unfold(
-        x.reshape(m * T, *x.shape[2:]),
-        geometry.kernel[2:],
-        dilation=geometry.dilation,
-        padding=geometry.padding,
-        stride=geometry.stride,
-    )
-    patches = patches.view(m, T, *patches.shape[1:]).transpose(1, 2).reshape(m * g, -1, patches.shape[2] * T)
-    D = D.flatten(3).transpose(1, 2).reshape(m * g, out // g, -1)
-    return torch.bmm(D, patches.transpose(1, 2)).view(m, *geometry.kernel)
+    g, out = geometry.groups, geometry.kernel[0]
+    rows = D.new_empty(m, *geometry.kernel)
+    for piece in _pieces(x, D, geometry):
+        patches = F.unfold(
+            x[piece].flatten(0, 1),
+            geometry.kernel[2:],
+            dilation=geometry.dilation,
+            padding=geometry.padding,
+            stride=geometry.stride,
+        )
+        n, pixels = len(patches) // T, patches.shape[2]
+        patches = patches.view(n, T, -1, pixels).transpose(1, 2).reshape(n * g, -1, T * pixels)
+        part = D[piece].flatten(3).transpose(1, 2).reshape(n * g, out // g, -1)
+        target = rows[piece].view(n * g, out // g, -1)
+        torch.bmm(part, patches.transpose(1, 2), out=target)
+    return rows
 
 
 def patches_by_pixel(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
@@ -78,19 +83,22 @@ def patches_by_pixel(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
     Returns:
         A permuted view: its memory is in the order (m, out, height, width, in).
     """
-    m, T = x.shape[:2]
+    m = len(x)
     out, channels, height, width = geometry.kernel
-    pixels = D.shape[3] * D.shape[4]
     rows = D.new_empty(m, out, height * width * channels)
-    bytes_each = T * pixels * height * width * channels * x.element_size()
-    step = max(1, PATCH_BYTES // max(1, bytes_each))
-    for begin in range(0, m, step):
-        end = min(m, begin + step)
-        patches = _patches(x[begin:end], D.shape[3:], geometry)
-        part = D[begin:end].flatten(3)
-        part = part.transpose(1, 2).reshape(end - begin, out, -1)
-        torch.bmm(part, patches, out=rows[begin:end])
+    for piece in _pieces(x, D, geometry):
+        part = D[piece].flatten(3).transpose(1, 2)
+        part = part.reshape(len(part), out, -1)
+        torch.bmm(part, _patches(x[piece], D.shape[3:], geometry), out=rows[piece])
     return rows.view(m, out, height, width, channels).permute(0, 1, 4, 2, 3)
+
+
+def _pieces(x: Tensor, D: Tensor, geometry: Geometry) -> list[slice]:
+    """Ranges of objectives whose patches fit into :data:`PATCH_BYTES`."""
+    m, T, channels = x.shape[:3]
+    numbers = T * prod(D.shape[3:]) * channels * prod(geometry.kernel[2:])
+    step = max(1, PATCH_BYTES // max(1, numbers * x.element_size()))
+    return [slice(begin, min(m, begin + step)) for begin in range(0, m, step)]
 
 
 def _patches(x: Tensor, output: tuple[int, ...], geometry: Geometry) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ class NotApplicableError(Exception):
     """Raised by a rule that does not cover the case at hand; the general way is taken then."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Site:
     """One operation that consumes a parameter, in one backward pass.
 
@@ -104,6 +105,8 @@ class _Entry:
 
 
 _RULES: dict[tuple[str, int], _Entry] = {}
+_changes = itertools.count()
+_version = next(_changes)
 
 
 def register_rule(
@@ -129,7 +132,7 @@ def register_rule(
                 f"`register_rule` must name an input without a rule, got {name!r}, slot {slot}. "
                 "Remove the old one with `unregister_rule` first."
             )
-        _RULES[name, slot] = _Entry(rule, saved, bias)
+        _set(name, slot, _Entry(rule, saved, bias))
         return rule
 
     return register
@@ -137,7 +140,16 @@ def register_rule(
 
 def unregister_rule(name: str, slot: int) -> None:
     """Forget a rule; the operation is then differentiated by the general way."""
-    _RULES.pop((name, slot), None)
+    _set(name, slot, None)
+
+
+def _set(name: str, slot: int, entry: _Entry | None) -> None:
+    global _version
+    _version = next(_changes)
+    if entry is None:
+        _RULES.pop((name, slot), None)
+    else:
+        _RULES[name, slot] = entry
 
 
 def rule_of(name: str, slot: int) -> Rule | None:
@@ -160,4 +172,4 @@ def saved_names_of(name: str, slot: int) -> tuple[str, ...]:
 
 def version() -> int:
     """Changes when rules are added or removed, so that plans made before can be told apart."""
-    return hash(frozenset((key, id(entry.rule)) for key, entry in _RULES.items()))
+    return _version

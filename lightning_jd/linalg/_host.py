@@ -1,7 +1,8 @@
-"""Few objectives on a CPU: the same algorithm in NumPy, where a call costs a third of torch's.
+"""On a CPU: the same algorithm in NumPy, where a call costs a third of torch's.
 
-Only the fast stages live here, for a well-conditioned matrix. Rows that they leave go to the robust
-stages of :mod:`lightning_jd.linalg._stages`.
+That decides for few objectives; for many, its LAPACK solves small systems no slower. Only the fast
+stages live here, for a well-conditioned matrix. Rows that they leave go to the robust stages of
+:mod:`lightning_jd.linalg._stages`.
 """
 
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -32,10 +33,12 @@ class UnitDiagonalArray(NamedTuple):
     inverse: Array
 
 
-def unit_diagonal(G: Array, reg: float) -> UnitDiagonalArray:
+def unit_diagonal(G: Array, reg: float, underflow: float) -> UnitDiagonalArray:
     """The NumPy twin of :func:`lightning_jd.linalg._scaling.unit_diagonal`."""
     m = len(G)
-    diagonal = np.maximum(G.diagonal(), 0)
+    diagonal = G.diagonal()
+    if diagonal.min() <= underflow:
+        diagonal = np.where(diagonal > underflow, diagonal, 0)
     largest = diagonal.max()
     if largest == 0:
         return UnitDiagonalArray(np.eye(m), diagonal, diagonal)

@@ -1,0 +1,122 @@
+"""A wrong rule is found by the certificate, named, and replaced by rows that are right."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_jd.engines import Objectives, Tape
+from lightning_jd.engines.tape import Rows, Site, register_rule, unregister_rule
+from lightning_jd.errors import ArgumentError, GraphError
+from tests.engines.oracle import assert_gradients, assert_gramian, jacobian_blocks
+
+NAME = "DivBackward0"  # an operation that no rule of the package covers
+
+
+class Divided(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.divisor = nn.Parameter(torch.rand(3, dtype=torch.float64) + 1)
+        self.head = nn.Linear(3, 2, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x / self.divisor).square().sum(dim=1)
+
+
+def derivative(site: Site, factor: float) -> Rows:
+    """Of ``x / p`` by p, times a factor that is 1 in a right rule."""
+    pulled = -site.cotangent * site.saved("self") / site.saved("other") ** 2
+    return Rows(factor * site.owners.split_cotangent(pulled).sum(dim=1), site.placements[0])
+
+
+@pytest.fixture
+def wrong_rule() -> Iterator[None]:
+    register_rule(NAME, 1)(lambda site: derivative(site, 1.001))
+    yield
+    unregister_rule(NAME, 1)
+
+
+@pytest.fixture
+def right_rule() -> Iterator[None]:
+    register_rule(NAME, 1)(lambda site: derivative(site, 1.0))
+    yield
+    unregister_rule(NAME, 1)
+
+
+def named(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return list(model.named_parameters())
+
+
+def losses_of(model: Divided) -> Tensor:
+    return model(torch.randn(5, 3, dtype=torch.float64))
+
+
+@pytest.mark.usefixtures("wrong_rule")
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_a_wrong_rule_is_named_and_replaced_by_rows(memory: str) -> None:
+    model = Divided()
+    losses = losses_of(model)
+    blocks = jacobian_blocks(losses, named(model))
+    tape = Tape(Objectives.of(losses), named(model), memory=memory)
+    with pytest.warns(RuntimeWarning, match=r"mismatch for 'divisor' \(Gramian, relative error"):
+        G = tape.gramian()
+    assert_gramian(G, blocks, 1e-10)
+    weights = torch.rand(5, dtype=torch.float64)
+    assert_gradients(tape.gradients(weights), weights, blocks, named(model), 1e-10)
+    assert tape.paths["divisor"] == "rows"
+    assert tape.paths["head.weight"].startswith("rule")  # only what failed gets slower
+
+
+@pytest.mark.usefixtures("wrong_rule")
+def test_the_next_step_remembers_without_a_warning() -> None:
+    model = Divided()
+    with pytest.warns(RuntimeWarning, match="mismatch"):
+        Tape(Objectives.of(losses_of(model)), named(model)).gramian()
+    losses = losses_of(model)
+    tape = Tape(Objectives.of(losses), named(model))
+    assert_gramian(tape.gramian(), jacobian_blocks(losses, named(model)), 1e-10)
+
+
+@pytest.mark.usefixtures("wrong_rule")
+def test_a_mismatch_can_raise() -> None:
+    model = Divided()
+    tape = Tape(Objectives.of(losses_of(model)), named(model), check="raise")
+    with pytest.raises(GraphError, match=r"must agree with an ordinary backward pass.*'divisor'"):
+        tape.gramian()
+
+
+@pytest.mark.usefixtures("right_rule")
+def test_a_right_rule_passes_and_is_used() -> None:
+    model = Divided()
+    losses = losses_of(model)
+    tape = Tape(Objectives.of(losses), named(model), check="raise")
+    assert_gramian(tape.gramian(), jacobian_blocks(losses, named(model)), 1e-10)
+    assert tape.paths["divisor"] == f"rule {NAME}"
+
+
+def test_without_a_rule_the_operation_is_differentiated_alone() -> None:
+    model = Divided()
+    losses = losses_of(model)
+    tape = Tape(Objectives.of(losses), named(model))
+    assert_gramian(tape.gramian(), jacobian_blocks(losses, named(model)), 1e-10)
+    assert tape.paths["divisor"] != "rows"
+
+
+def test_certificates_do_not_touch_the_random_numbers_of_the_user() -> None:
+    model = Divided()
+    losses = losses_of(model)
+    before = torch.get_rng_state()
+    Tape(Objectives.of(losses), named(model), check="always").gramian()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_unknown_check_is_refused() -> None:
+    model = Divided()
+    with pytest.raises(ArgumentError, match="`check` must be 'auto', .* got 'sometimes'"):
+        Tape(Objectives.of(losses_of(model)), named(model), check="sometimes")  # type: ignore[arg-type]
+
+
+def test_a_second_rule_for_the_same_input_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="without a rule, got 'MmBackward0', slot 1"):
+        register_rule("MmBackward0", 1)(lambda site: derivative(site, 1.0))
