@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from lightning_jd.errors import ArgumentError
+from lightning_jd.linalg._arrays import Array, Mask, unit_diagonal
 from lightning_jd.linalg._checks import check_finite, check_square
-from lightning_jd.linalg._host import Array, Mask, unit_diagonal
 from lightning_jd.linalg._scaling import noise_level, to_finite, underflow_level
 from lightning_jd.linalg._simplex import min_norm
 from lightning_jd.linalg._single import solve_single

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from lightning_jd.errors import ArgumentError, ShapeError
-from lightning_jd.linalg import _host, _stages
+from lightning_jd.linalg import _arrays, _host, _stages
+from lightning_jd.linalg._arrays import Array
 from lightning_jd.linalg._checks import check_finite, check_square
 from lightning_jd.linalg._qp import OWN, check_solver, solve_with
 from lightning_jd.linalg._scaling import (
@@ -170,7 +171,7 @@ def _project(gramian: Tensor, U: Tensor, reg: float, solver: str) -> Tensor:
 
 def _project_on_host(gramian: Tensor, U: Tensor, reg: float) -> Tensor:
     G, targets = _to_array("gramian", gramian), _to_array("targets", U)
-    C, d, inverse = _host.unit_diagonal(G, reg, underflow_level(gramian.dtype))
+    C, d, inverse = _arrays.unit_diagonal(G, reg, underflow_level(gramian.dtype))
     Y = targets * d
     Q = Y @ C
     noise, certain = noise_level(gramian.dtype, len(G)), _is_certain(reg, d)
@@ -188,7 +189,7 @@ def _upgrad_on_host(gramian: Tensor, preference: Tensor | None, reg: float) -> T
     m = len(gramian)
     G = _to_array("gramian", gramian)
     p = np.full(m, 1 / m) if preference is None else _to_array("preference", preference.cpu())
-    C, d, inverse = _host.unit_diagonal(G, reg, underflow_level(gramian.dtype))
+    C, d, inverse = _arrays.unit_diagonal(G, reg, underflow_level(gramian.dtype))
     certain = _is_certain(reg, d)
     if C.min() >= 0:  # nobody conflicts
         return _to_tensor(p, gramian.dtype, certain)
@@ -196,23 +197,23 @@ def _upgrad_on_host(gramian: Tensor, preference: Tensor | None, reg: float) -> T
     return _to_tensor(p + inverse * ((p * d) @ Z), gramian.dtype, certain)
 
 
-def _is_certain(reg: float, d: _host.Array) -> bool:
+def _is_certain(reg: float, d: Array) -> bool:
     """Whether ``reg`` alone makes C well-conditioned: no eigenvalue is below ``reg / max d²``."""
     return bool(reg >= _stages.WELL_CONDITIONED * d.max() ** 2)
 
 
-def _to_array(name: str, tensor: Tensor) -> _host.Array:
+def _to_array(name: str, tensor: Tensor) -> Array:
     if tensor.dtype == torch.bfloat16:  # unknown to NumPy
         tensor = tensor.float()
-    array: _host.Array = tensor.detach().numpy().astype(np.float64)
+    array: Array = tensor.detach().numpy().astype(np.float64, copy=False)
     if not math.isfinite(array.sum()):  # a sum may overflow: look closer
         check_finite(name, tensor)
     return array
 
 
-def _to_tensor(weights: _host.Array, dtype: torch.dtype, bounded: bool) -> Tensor:
+def _to_tensor(weights: Array, dtype: torch.dtype, bounded: bool) -> Tensor:
+    if bounded and dtype == torch.float64:
+        return torch.from_numpy(weights)
     if bounded and dtype == torch.float32:
-        return torch.from_numpy(
-            weights.astype(np.float32)
-        )  # half the cost of a conversion in torch
+        return torch.from_numpy(weights.astype(np.float32))  # cheaper than to convert in torch
     return to_finite(torch.from_numpy(weights), dtype)

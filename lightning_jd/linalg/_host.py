@@ -5,86 +5,53 @@ stages live here, for a well-conditioned matrix. Rows that they leave go to the 
 :mod:`lightning_jd.linalg._stages`.
 """
 
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from lightning_jd.linalg import _guess, _pivoting, _stages
+from lightning_jd.linalg._arrays import Array, Mask, is_positive_definite
+from lightning_jd.linalg._single import exchange
 
-Array: TypeAlias = NDArray[np.float64]
-Mask: TypeAlias = NDArray[np.bool_]
 Rows: TypeAlias = NDArray[np.intp] | slice
 
 ALL = slice(None)
-MODERATE = (1e-290, 1e290)  # no sum or square root of these overflows or loses digits
 MASKED = 16  # up to this m, systems of full size with rows of the identity beat gathering
 ROUNDS = 5
-UNCHECKED, UNCHECKED_RHO = 48, 0.6  # up to this m, a fixed number of iterations guesses well enough
+FEW = 6  # so many rows that a round left are finished one by one
+UNCHECKED = 48  # up to this m, a fixed number of iterations guesses well enough
+CAREFUL = 36  # iterations of a careful guess
 FIRST, BURST, LAST = 8, 4, 32  # of the guess above; checks are cheaper than on an accelerator
-
-
-class UnitDiagonalArray(NamedTuple):
-    """The NumPy twin of :class:`lightning_jd.linalg._scaling.UnitDiagonal`."""
-
-    C: Array
-    d: Array
-    inverse: Array
-
-
-def unit_diagonal(G: Array, reg: float, underflow: float) -> UnitDiagonalArray:
-    """The NumPy twin of :func:`lightning_jd.linalg._scaling.unit_diagonal`."""
-    m = len(G)
-    diagonal = G.diagonal()
-    if diagonal.min() <= underflow:
-        diagonal = np.where(diagonal > underflow, diagonal, 0)
-    largest = diagonal.max()
-    if largest == 0:
-        return UnitDiagonalArray(np.eye(m), diagonal, diagonal)
-    if not MODERATE[0] < largest < MODERATE[1]:
-        G, diagonal = G / largest, diagonal / largest
-    trace = diagonal.sum()
-    d = np.sqrt(diagonal / trace + reg)
-    inverse = 1 / d if reg > 0 else np.divide(1, d, out=np.zeros(m), where=d > 0)
-    C = G * (inverse * (0.5 / trace))
-    C *= inverse[:, None]
-    C = C + C.T
-    if reg == 0:  # only a small diagonal leaves entries that no Gramian can have
-        np.clip(C, -1, 1, out=C)
-    C.flat[:: m + 1] = 1
-    return UnitDiagonalArray(C, d, inverse)
 
 
 def solve(C: Array, Q: Array, noise: float, *, well_conditioned: bool) -> Array:
     """Solve all rows of ``Q`` (k, m); the eigenvalues of ``C`` are known up to ``noise``."""
     if not well_conditioned and not is_positive_definite(C, _stages.WELL_CONDITIONED):
         return _stages.solve(torch.from_numpy(C), torch.from_numpy(Q), noise).numpy()
-    positive = _guess_positive(C, Q)
+    positive, Z = np.zeros_like(Q, dtype=np.bool_), np.zeros_like(Q)
     try:
-        Z, W = _pivot(C, Q, positive)
-        if np.abs(np.minimum(Z, W)).max() <= _stages.TOLERANCE:
-            return Z
+        for careful in (False, True):
+            positive = _guess_positive(C, Q, careful=careful)
+            found = _pivot(C, Q, positive, insist=careful)
+            if found is not None:
+                Z, W = found
+                if np.abs(np.minimum(Z, W)).max() <= _stages.TOLERANCE:
+                    return Z
+                break
     except np.linalg.LinAlgError:
-        Z = np.zeros_like(Q)
+        pass  # the robust stages need no inverse
     return _stages.finish(*map(torch.from_numpy, (C, Q, Z, positive))).numpy()
 
 
-def is_positive_definite(C: Array, least: float) -> bool:
-    """Whether every eigenvalue of ``C`` is above ``least``."""
-    shifted = C.copy()
-    shifted.flat[:: len(C) + 1] -= least
-    try:
-        np.linalg.cholesky(shifted)
-    except np.linalg.LinAlgError:
-        return False
-    return True
+def _guess_positive(C: Array, Q: Array, *, careful: bool) -> Mask:
+    """The NumPy twin of :func:`lightning_jd.linalg._guess.guess_positive`.
 
-
-def _guess_positive(C: Array, Q: Array) -> Mask:
-    """The NumPy twin of :func:`lightning_jd.linalg._guess.guess_positive`."""
+    A careful guess takes longer and is right where most eigenvalues are near the regularisation.
+    """
     m = len(C)
-    rho = UNCHECKED_RHO if m <= UNCHECKED else _guess.RHO
+    rho = 0.05 if careful else 0.8 if m <= MASKED else 0.6 if m <= UNCHECKED else _guess.RHO
     N = C.copy()
     N.flat[:: m + 1] += rho
     N = cast(Array, np.linalg.inv(N))
@@ -96,8 +63,8 @@ def _guess_positive(C: Array, Q: Array) -> Mask:
     if m > MASKED:
         step, constant = step.astype(np.float32), constant.astype(np.float32)
     x = constant.copy()
-    if m <= UNCHECKED:
-        return _iterate(x, step, constant, 6 + m // 8) > 0
+    if careful or m <= UNCHECKED:
+        return _iterate(x, step, constant, CAREFUL if careful else 6 + m // 4) > 0
     positive: Mask = _iterate(x, step, constant, FIRST) > 0
     for _ in range(FIRST, LAST, BURST):
         before, positive = positive, _iterate(x, step, constant, BURST) > 0
@@ -118,35 +85,47 @@ def _iterate(
     return x
 
 
-def _pivot(C: Array, Q: Array, positive: Mask) -> tuple[Array, Array]:
+def _pivot(C: Array, Q: Array, positive: Mask, *, insist: bool) -> tuple[Array, Array] | None:
     """``Z`` and ``W = ZC + Q`` by block principal pivoting from the sets ``positive``.
 
     There is no guard against cycles: rows that do not finish in a few rounds stay infeasible.
+    Unless it is to ``insist``, it returns None where half of the sets turn out to be wrong.
     """
     if len(C) <= MASKED:
-        return _rounds(_Masked(C, Q), C, Q, positive)
+        return _rounds(_Masked(C, Q), C, Q, positive, insist)
     majority = np.count_nonzero(positive, axis=0) > 0.5 * len(Q)
     order = np.concatenate([majority.nonzero()[0], (~majority).nonzero()[0]])
     shared = int(np.count_nonzero(majority))
     C, Q = C.take(order, axis=0).take(order, axis=1), Q.take(order, axis=1)
-    Z, W = _rounds(_Gathered(C, Q, shared), C, Q, positive.take(order, axis=1))
+    found = _rounds(_Gathered(C, Q, shared), C, Q, positive.take(order, axis=1), insist)
+    if found is None:
+        return None
     back = np.argsort(order)
-    return Z.take(back, axis=1), W.take(back, axis=1)
+    return found[0].take(back, axis=1), found[1].take(back, axis=1)
 
 
 def _rounds(
-    systems: "_Masked | _Gathered", C: Array, Q: Array, positive: Mask
-) -> tuple[Array, Array]:
+    systems: "_Masked | _Gathered", C: Array, Q: Array, positive: Mask, insist: bool
+) -> tuple[Array, Array] | None:
     Z = z = systems.solve(ALL, positive)
     W = w = z @ C + Q
     rows: NDArray[np.intp] | None = None
     for _ in range(ROUNDS):
         wrong = np.where(positive, z, w) < -_pivoting.WRONG_SIGN * (1 + z.max())
         left = wrong.any(axis=1)
-        if not left.any():
+        wrong_rows = np.count_nonzero(left)
+        if wrong_rows == 0:
             break
+        if rows is None and not insist and 2 * wrong_rows > len(left):
+            return None
         rows = left.nonzero()[0] if rows is None else rows[left]
         positive = (positive ^ wrong)[left]
+        if len(rows) <= FEW:
+            for row, guess in zip(rows, positive, strict=True):
+                found = exchange(C, Q[row], guess)
+                if found is not None:
+                    Z[row], W[row] = found
+            break
         z = systems.solve(rows, positive)
         w = z @ C + Q[rows]
         Z[rows], W[rows] = z, w

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_jd.linalg._checks import check_square
-from lightning_jd.linalg._scaling import unit_diagonal
+from lightning_jd.linalg._scaling import underflow_level, unit_diagonal
 
 
 class DualConeResiduals(NamedTuple):
@@ -103,8 +103,10 @@ def min_norm_residuals(gramian: Tensor, weights: Tensor) -> MinNormResiduals:
     """
     check_square("gramian", gramian)
     G, v = gramian.detach().to(torch.float64), weights.detach().to(torch.float64)
+    seen = G.diagonal() > underflow_level(gramian.dtype)  # the others count as zero rows
+    G = torch.where(seen & seen[:, None], G, 0.0)
     G = G / G.diagonal().amax().clamp(min=torch.finfo(torch.float64).tiny)
-    norms = G.diagonal().clamp(min=0).sqrt()
+    norms = G.diagonal().sqrt()
     size = (v.abs() * norms).sum()
     gap = G @ v - v @ G @ v
     size = torch.where(size > 0, size, 1.0)

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_jd.linalg._arrays import Array
 from lightning_jd.linalg._checks import check_finite, check_square
-from lightning_jd.linalg._host import Array
 from lightning_jd.linalg._scaling import noise_level, underflow_level
 from lightning_jd.linalg._single import solve_single
 

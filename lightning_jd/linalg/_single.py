@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lightning_jd.linalg import _pivoting, _stages
-from lightning_jd.linalg._host import Array, Mask, is_positive_definite
+from lightning_jd.linalg._arrays import Array, Mask, is_positive_definite
 
 ROUNDS = 40
 
@@ -37,16 +37,17 @@ def solve_single(
     # Where C is singular, some solution is not enough: the robust stages return the shortest.
     if unique is None:
         unique = is_positive_definite(C, _stages.UNIQUE)
-    z = _pivot(C, q, q < 0 if positive is None else positive) if unique else None
-    if z is None:
-        Q = torch.from_numpy(q)[None]
-        z = _stages.solve(torch.from_numpy(C), Q, noise)[0].numpy()
+    found = exchange(C, q, q < 0 if positive is None else positive) if unique else None
+    if found is not None:
+        z, _ = found
+    else:
+        z = _stages.solve(torch.from_numpy(C), torch.from_numpy(q)[None], noise)[0].numpy()
     solution: Array = z * scale
     return solution
 
 
-def _pivot(C: Array, q: Array, positive: Mask) -> Array | None:
-    """The solution, or None if it is not found or not accurate."""
+def exchange(C: Array, q: Array, positive: Mask) -> tuple[Array, Array] | None:
+    """``z`` and ``w`` by block principal pivoting; None if not found, or not accurate."""
     solve = _cholesky_solver()
     fewest, patience = len(q) + 1, _pivoting.PATIENCE
     for _ in range(ROUNDS):
@@ -66,7 +67,7 @@ def _pivot(C: Array, q: Array, positive: Mask) -> Array | None:
         if count == 0:
             np.maximum(z, 0, out=z)
             accurate = np.abs(np.minimum(z, w)).max() <= _stages.TOLERANCE * size
-            return z if accurate else None
+            return (z, w) if accurate else None
         patience = _pivoting.PATIENCE if count < fewest else patience - 1
         fewest = min(count, fewest)
         if patience < 0:  # one at a time cannot cycle

@@ -113,7 +113,7 @@ def test_certificates_do_not_touch_the_random_numbers_of_the_user() -> None:
 
 def test_an_unknown_check_is_refused() -> None:
     model = Divided()
-    with pytest.raises(ArgumentError, match="`check` must be 'auto', .* got 'sometimes'"):
+    with pytest.raises(ArgumentError, match=r"`check` must be 'auto', .* got 'sometimes'"):
         Tape(Objectives.of(losses_of(model)), named(model), check="sometimes")  # type: ignore[arg-type]
 
 

@@ -1,10 +1,10 @@
 """Gramians that real training met: the hardest of several thousand steps, kept as they were.
 
 They come from the convolutional networks of the paper, trained with UPGrad on MNIST and CIFAR-10 in
-float32, one objective per instance, at learning rates up to divergence. ``largest_weights`` are
-runs without regularisation in which an instance is learnt so well that its gradient is 1e-15 of the
-others'; ``near_overflow`` is the step before infinity; in ``underflow`` a squared norm is subnormal
-and contradicts the rest of the matrix.
+float32, one objective per instance, instances drawn with replacement, at learning rates from 1e-3
+to 100 and up to divergence. ``largest_weights`` are runs without regularisation in which one
+instance is learnt so well that its gradient is 1e-15 of the others'; ``near_overflow`` is the step
+before infinity; in ``underflow`` a squared norm is subnormal and contradicts the rest.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ def gramian(request: pytest.FixtureRequest) -> Tensor:
     return G
 
 
-@pytest.mark.parametrize("reg", [0.0, 1e-12, 1e-6, 1e-4, 1e-2])
+@pytest.mark.parametrize("reg", [0.0, 1e-8, 1e-4])
 @pytest.mark.parametrize("solver", ["auto", "batched"])
 def test_the_dual_cone(gramian: Tensor, reg: float, solver: str) -> None:
     targets = torch.eye(len(gramian))

@@ -17,7 +17,7 @@ from lightning_jd.linalg import (
 )
 from tests.helpers.gramians import FAMILIES, RESIDUAL, gramians
 
-EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True)
 DTYPES = [torch.float64, torch.float32]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from lightning_jd.linalg import _host, _interior, _pivoting, _stages, dual_cone_weights
+from lightning_jd.linalg import _arrays, _host, _interior, _pivoting, _stages, dual_cone_weights
 from lightning_jd.linalg._guess import guess_positive
 from lightning_jd.linalg._scaling import noise_level, to_finite, unit_diagonal, work_device
 from tests.helpers.gramians import FAMILIES
@@ -91,10 +91,10 @@ def test_if_every_stage_fails_the_best_answer_is_returned(
 def test_what_numpy_leaves_is_finished_by_the_robust_stages(
     failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def singular(*_: Any) -> None:
+    def singular(*_: Any, **__: Any) -> None:
         raise np.linalg.LinAlgError("Singular matrix")
 
-    def useless(C: np.ndarray, Q: np.ndarray) -> np.ndarray:
+    def useless(C: np.ndarray, Q: np.ndarray, careful: bool) -> np.ndarray:
         return np.zeros_like(Q, dtype=bool)
 
     for m in (6, M):  # systems that are masked, and systems that are gathered
@@ -150,7 +150,7 @@ def test_numpy_and_torch_scale_alike(family: str) -> None:
         for m in (1, 7):
             G = FAMILIES[family](m, 0)
             for ours, twin in zip(
-                unit_diagonal(G, reg), _host.unit_diagonal(G.numpy(), reg, 0.0), strict=True
+                unit_diagonal(G, reg), _arrays.unit_diagonal(G.numpy(), reg, 0.0), strict=True
             ):
                 assert_close(ours, torch.from_numpy(twin), rtol=1e-12, atol=1e-14)
 

@@ -48,7 +48,8 @@ class Arrangement:
             return x.movedim(self.axis, 0).unsqueeze(1)
         cut = x.unflatten(self.axis, (outer, self.m, inner))
         cut = cut.movedim((self.axis + 1, self.axis, self.axis + 2), (0, 1, 2))
-        return cut.flatten(1, 2)
+        sorted_by_owner: Tensor = cut.flatten(1, 2)
+        return sorted_by_owner
 
     def split_cotangent(self, x: Tensor) -> Tensor:
         """Like :meth:`split`, with zeros as padding."""
@@ -85,7 +86,7 @@ class Arrangement:
         return self._table[1].to(device)
 
 
-def _pattern(ids: np.ndarray, m: int) -> tuple[int, int] | None:  # type: ignore[type-arg]
+def _pattern(ids: np.ndarray, m: int) -> tuple[int, int] | None:
     """(outer, inner) such that slice q belongs to owner ``q // inner % m``, or ``None``."""
     size = len(ids)
     if size == 0 or size % m:

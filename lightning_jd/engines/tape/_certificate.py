@@ -8,7 +8,7 @@ for the weights v are compared with it as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,35 +64,69 @@ def random_vector(G: Tensor, spread: float) -> Tensor:
 
 
 def mismatches(
-    ledger: Ledger, v: Tensor, expected: dict[int, Tensor], tolerance: float
+    ledger: Ledger,
+    v: Tensor,
+    ordinary_gradients: Callable[[Sequence[int]], dict[int, Tensor]],
+    sizes: Mapping[int, int],
+    tolerance: float,
 ) -> list[Mismatch]:
-    """Compare shares and gradients.
+    """Compare shares and gradients, a part of the parameters at a time to save memory.
 
     Args:
         ledger: A ledger that noted the share of each contribution.
         v: The vector.
-        expected: ``Jᵀ v`` of each parameter, from autograd; overwritten.
+        ordinary_gradients: ``Jᵀ v`` of some parameters, from autograd.
+        sizes: The number of entries of each parameter.
         tolerance: See :data:`TOLERANCE`.
     """
-    norms = {p: float(gradient.norm(dtype=ledger.G.dtype)) for p, gradient in expected.items()}
-    for parameter, part in ledger.parts_of_gradients(v):
-        expected[parameter].view(-1).sub_(part.to(expected[parameter].dtype))
-    found = []
-    for parameters, share in _by_component(ledger.shares):
-        weight = v.to(share)
-        # what rounding errors are relative to
-        reach = float(weight.abs() @ share.diagonal().clamp(min=0).sqrt()) or 1.0
-        norm = sum(norms.get(p, 0.0) ** 2 for p in parameters) ** 0.5
-        claimed = max(0.0, float(weight @ share @ weight)) ** 0.5
-        error = abs(claimed**2 - norm**2) / reach**2
-        if not error <= tolerance:
-            found.append(Mismatch(parameters, "Gramian", error, abs(claimed - norm)))
-            continue
-        off = [float(expected[p].norm(dtype=share.dtype)) for p in parameters if p in expected]
-        distance = max(off, default=0.0)
-        if not distance <= tolerance * reach:
-            found.append(Mismatch(parameters, "gradient", distance / reach, distance))
+    found: list[Mismatch] = []
+    for batch in _batches(_by_component(ledger.shares), sizes):
+        together = [p for parameters, _ in batch for p in parameters]
+        expected = ordinary_gradients(together)
+        norms = {p: float(gradient.norm(dtype=ledger.G.dtype)) for p, gradient in expected.items()}
+        for parameter, part in ledger.parts_of_gradients(v, only=set(together)):
+            expected[parameter].view(-1).sub_(part.to(expected[parameter].dtype))
+        replayed = expected.keys() - ledger.unkept
+        for parameters, share in batch:
+            norm = sum(norms.get(p, 0.0) ** 2 for p in parameters) ** 0.5
+            off = max((float(expected[p].norm()) for p in parameters if p in replayed), default=0)
+            found += _compare(parameters, share, v.to(share), norm, off, tolerance)
     return found
+
+
+def _compare(
+    parameters: tuple[int, ...],
+    share: Tensor,
+    v: Tensor,
+    norm: float,
+    distance: float,
+    tolerance: float,
+) -> list[Mismatch]:
+    reach = float(v.abs() @ share.diagonal().clamp(min=0).sqrt()) or 1.0  # bounds both norms
+    claimed = max(0.0, float(v @ share @ v)) ** 0.5
+    error = abs(claimed**2 - norm**2) / reach**2
+    if not error <= tolerance:
+        return [Mismatch(parameters, "Gramian", error, abs(claimed - norm))]
+    if not distance <= tolerance * reach:
+        return [Mismatch(parameters, "gradient", distance / reach, distance)]
+    return []
+
+
+def _batches(
+    components: Sequence[tuple[tuple[int, ...], Tensor]], sizes: Mapping[int, int]
+) -> Iterator[list[tuple[tuple[int, ...], Tensor]]]:
+    """At most five batches, whose parameters are about a quarter of all."""
+    limit = sum(sizes[p] for parameters, _ in components for p in parameters) / 4
+    batch: list[tuple[tuple[int, ...], Tensor]] = []
+    size = 0
+    for parameters, share in components:
+        batch.append((parameters, share))
+        size += sum(sizes[p] for p in parameters)
+        if size >= limit:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def beyond_noise(
@@ -111,9 +145,7 @@ def beyond_noise(
     """
     real = []
     for mismatch in found:
-        noise = [
-            float((first[p] - second[p]).norm()) for p in mismatch.parameters if p in first
-        ]
+        noise = [float((first[p] - second[p]).norm()) for p in mismatch.parameters if p in first]
         if not mismatch.distance <= _NOISE * sum(noise):
             real.append(mismatch)
     return real

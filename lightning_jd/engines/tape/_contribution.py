@@ -13,10 +13,10 @@ from lightning_jd.engines.tape._placement import Placement
 
 
 class Contribution(ABC):
-    """The gradients of all objectives with respect to one parameter (or several), unexpanded.
+    r"""The gradients of all objectives with respect to one parameter (or several), unexpanded.
 
     Row i of the Jacobian restricted to these parameters is :math:`J_i`. A contribution knows enough
-    to give :math:`J J^\\top` and :math:`J^\\top w` without, in general, holding :math:`J`.
+    to give :math:`J J^\top` and :math:`J^\top w` without, in general, holding :math:`J`.
 
     Attributes:
         placements: Where the gradients belong, one per parameter.
@@ -26,18 +26,18 @@ class Contribution(ABC):
 
     @abstractmethod
     def gramian(self) -> Tensor:
-        """:math:`J J^\\top`, shape (m, m)."""
+        r""":math:`J J^\top`, shape (m, m)."""
 
     @abstractmethod
     def rows(self) -> Tensor:
-        """:math:`J` with one row per objective, shape (m, size); for a single parameter only."""
+        r""":math:`J` with one row per objective, shape (m, size); for a single parameter only."""
 
     @abstractmethod
     def gradients(self, weights: Tensor) -> list[Tensor]:
-        """:math:`J^\\top w`, one flat tensor of shape (size,) per parameter."""
+        r""":math:`J^\top w`, one flat tensor of shape (size,) per parameter."""
 
     def merged(self, others: Sequence[Contribution]) -> Contribution | None:
-        """This use and others of the same parameters in one, or ``None`` if there is no short cut."""
+        """This and other uses of the same parameters in one; ``None`` if there is no short cut."""
         return None
 
     def split(self) -> list[Contribution]:
@@ -49,7 +49,7 @@ class Contribution(ABC):
         return [self]
 
     def stacked(self, others: Sequence[Contribution]) -> Contribution:
-        """The rows of several passes, those of one instance side by side: order (instance, pass)."""
+        """The rows of several passes, those of one instance together: order (instance, pass)."""
         rows = torch.stack([part.rows() for part in (self, *others)], dim=1)
         return Rows(rows.flatten(0, 1), self.placements[0], is_placed=True)
 

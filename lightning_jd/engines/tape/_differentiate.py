@@ -32,4 +32,9 @@ def gradients_of(
         ]
         total = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
     with hooks_silenced(target for target in targets if isinstance(target, Tensor)):
-        return torch.autograd.grad(total, targets, retain_graph=True, allow_unused=True)
+        return torch.autograd.grad(
+            total,
+            targets,  # type: ignore[arg-type]  # parameters and edges may be mixed
+            retain_graph=True,
+            allow_unused=True,
+        )

@@ -49,13 +49,11 @@ class Explanation:
         table = [("parameter", "shape", "path", "why")]
         table += [(line.name, _shape(line.shape), line.path, line.why) for line in self.lines]
         widths = [max(len(row[j]) for row in table) for j in range(3)]
-        text = [
-            "  ".join([*[cell.ljust(width) for cell, width in zip(row, widths, strict=False)], row[3]])
-            for row in table
-        ]
+        text = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in table]
         text.insert(1, "  ".join("-" * width for width in [*widths, 20]))
         slow = sum(_is_slow(line.path, self.kind) for line in self.lines)
-        text.append(f"{self.m} objectives ({self.kind}), {len(self.lines)} parameters, {slow} slow.")
+        size = f"{self.m} objectives ({self.kind}), {len(self.lines)} parameters"
+        text.append(f"{size}, {slow} slow.")
         remedies: dict[str, list[str]] = {}
         for line in self.lines:
             if line.remedy:

@@ -103,7 +103,7 @@ def walk(outputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Graph:
                 nodes.append(child)
             inputs += (number, output_number)
         shapes = []
-        for described in node._input_metadata:  # type: ignore[attr-defined]
+        for described in node._input_metadata:
             shapes.append(tuple(described.shape))
             if described.dtype.is_complex:
                 name = COMPLEX + name
@@ -123,10 +123,8 @@ def records_of(signature: Sequence[Any]) -> tuple[Record, ...]:
             records.append(Record(LEAF, (tuple(shape),), (), position))
             continue
         name, *shapes, raw, facts = entry
-        inputs: list[Edge | None] = []
         numbers = iter(raw)
-        for number in numbers:
-            inputs.append(None if number is None else Edge(number, next(numbers)))
+        inputs = [None if number is None else Edge(number, next(numbers)) for number in numbers]
         records.append(Record(name, tuple(shapes), tuple(inputs), facts))
     return tuple(records)
 
@@ -136,6 +134,6 @@ def local_vjp(node: Node, cotangents: Sequence[Tensor | None]) -> tuple[Tensor |
 
     The operation is differentiated alone: nothing below it runs.
     """
-    call: Any = node.apply if isinstance(node, BackwardCFunction) else node  # type: ignore[attr-defined]
+    call: Any = node.apply if isinstance(node, BackwardCFunction) else node
     found = call(*cotangents)
     return found if isinstance(found, tuple) else (found,)

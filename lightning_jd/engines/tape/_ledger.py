@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import torch
 from torch import Tensor
@@ -35,26 +35,35 @@ class Ledger:
         self.G = torch.zeros(m, m, dtype=dtype, device=device)
         #: Parameters and their share of the Gramian.
         self.shares: list[tuple[tuple[int, ...], Tensor]] = []
+        #: Parameters whose gradients cannot be had here.
+        self.unkept: set[int] = set()
         self._room, self._keeps = room, keeps
         self._notes = notes
         self._short: list[Rows] = []
         self._short_rows: Tensor | None = None
         self._kept: list[Contribution] = []
 
-    def add(self, contribution: Contribution) -> None:
-        """Add what one or more parameters contribute; nothing else may contribute to them jointly."""
-        for part in contribution.apart():
-            self._add(part)
+    def add(self, contribution: Contribution, *, keeps: bool = True) -> None:
+        """Add what some parameters contribute; nothing else may contribute to them jointly.
 
-    def _add(self, contribution: Contribution) -> None:
+        Args:
+            contribution: The contribution.
+            keeps: Whether it may be kept.
+        """
+        for part in contribution.apart():
+            self._add(part, self._keeps and keeps)
+
+    def _add(self, contribution: Contribution, keeps: bool) -> None:
+        if not keeps:
+            self.unkept.update(placement.parameter for placement in contribution.placements)
         if (short := contribution.short()) is not None:
             self._short.append(short)
             return
-        share, kept = contribution.settled(self._room if self._keeps else 0)
+        share, kept = contribution.settled(self._room if keeps else 0)
         share = share.to(self.G)
         self.G += share
         self._note(contribution, share)
-        if self._keeps:
+        if keeps:
             self._kept += kept
             self._room -= sum(part.width for part in kept if isinstance(part, Rows))
 
@@ -73,15 +82,26 @@ class Ledger:
         return self.G
 
     def gradients(self, weights: Tensor) -> dict[int, Tensor]:
-        """Combined gradients, flat, by parameter."""
+        """Combined gradients, flat, by parameter, but for those that are :attr:`unkept`."""
         found: dict[int, Tensor] = {}
         for parameter, part in self.parts_of_gradients(weights):
+            if parameter in self.unkept:
+                continue
             found[parameter] = found[parameter] + part if parameter in found else part
         return found
 
-    def parts_of_gradients(self, weights: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Combined gradients, flat, one at a time; those of a parameter add up."""
+    def parts_of_gradients(
+        self, weights: Tensor, only: Container[int] | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Combined gradients, flat, one at a time; those of a parameter add up.
+
+        Args:
+            weights: w, shape (m,).
+            only: The parameters to give the gradients of; all by default.
+        """
         for contribution in self._kept:
+            if only is not None and contribution.placements[0].parameter not in only:
+                continue
             gradients = contribution.gradients(weights)
             for placement, gradient in zip(contribution.placements, gradients, strict=True):
                 yield placement.parameter, gradient
@@ -89,7 +109,8 @@ class Ledger:
             combined = weights.to(self._short_rows.dtype) @ self._short_rows
             widths = [rows.width for rows in self._short]
             for rows, part in zip(self._short, combined.split(widths), strict=True):
-                yield rows.placements[0].parameter, rows.restored(part.unsqueeze(0))[0]
+                if only is None or rows.placements[0].parameter in only:
+                    yield rows.placements[0].parameter, rows.restored(part.unsqueeze(0))[0]
 
     def _note(self, contribution: Contribution, share: Tensor) -> None:
         if self._notes:

@@ -1,4 +1,4 @@
-"""Gradients per objective at an operation without a rule, by differentiating that operation alone."""
+"""Gradients per objective at an operation without a rule, which is differentiated alone."""
 
 from __future__ import annotations
 

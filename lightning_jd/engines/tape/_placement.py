@@ -1,8 +1,8 @@
 """Where the entries of a parameter end up in the tensor that an operation consumes.
 
-Between a parameter and an operation there may be transposes, reshapes, casts and slices, such as the
-thirds of the packed projection in ``nn.MultiheadAttention``. All of them only move entries, so that
-they can be followed exactly on an array of positions.
+Between a parameter and an operation there may be transposes, reshapes, casts and slices, such as
+the thirds of the packed projection in ``nn.MultiheadAttention``. All of them only move entries, so
+that they can be followed exactly on an array of positions.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ def _swaps_matrix(record: Record, output: int) -> bool:
 def _moved(positions: Ids, record: Record, output: int) -> Ids:
     if record.name in _SAME_ORDER:
         return positions.reshape(record.shapes[output])
-    return _MOVES[record.name](positions, record, output)
+    moved: Ids = _MOVES[record.name](positions, record, output)
+    return moved
 
 
 def _facts(record: Record) -> tuple[int, ...]:
@@ -146,7 +147,7 @@ def _permute(positions: Ids, record: Record, output: int) -> Ids:
 
 def _select(positions: Ids, record: Record, output: int) -> Ids:
     dim, index = _facts(record)
-    return positions.take(index, axis=dim)
+    return np.take(positions, index, axis=dim)  # type: ignore[no-any-return]  # numpy's stubs
 
 
 def _slice(positions: Ids, record: Record, output: int) -> Ids:
@@ -163,7 +164,7 @@ def _split(positions: Ids, record: Record, output: int) -> Ids:
 
 def _unbind(positions: Ids, record: Record, output: int) -> Ids:
     (dim,) = _facts(record)
-    return positions.take(output, axis=dim)
+    return np.take(positions, output, axis=dim)  # type: ignore[no-any-return]  # numpy's stubs
 
 
 _MOVES = {

@@ -1,4 +1,4 @@
-"""What to do with each parameter of a graph: a function of the records of the graph, nothing else."""
+"""What to do with each parameter of a graph: a function of its records and of nothing else."""
 
 from __future__ import annotations
 
@@ -169,9 +169,7 @@ def lowest(records: Sequence[Record], order: Sequence[int], nodes: Collection[in
     above: set[int] = set()  # nodes with one of the nodes at or below them
     found: set[int] = set()
     for node in reversed(order):
-        has_below = any(
-            child is not None and child.node in above for child in records[node].inputs
-        )
+        has_below = any(child is not None and child.node in above for child in records[node].inputs)
         if node in nodes and not has_below:
             found.add(node)
         if node in nodes or has_below:
@@ -209,8 +207,8 @@ class _Survey:
         if all(state is None for state in states):
             return  # between a parameter and its use
         if all(state in (None, Zone.SHARED) for state in states):
-            for child in self._children(record):
-                self._share(child)
+            for edge in self._children(record):
+                self._share(edge)
             return
         owners = _owners(states)
         lost_at = None if owners is not None else self._lost_at.get(node, "several paths")

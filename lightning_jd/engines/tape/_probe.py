@@ -34,7 +34,7 @@ def random_scales(m: int, like: Tensor) -> Tensor:
 
 
 def random_weights(k: int, like: Tensor) -> Tensor:
-    """k numbers between 0.5 and 1.5."""
+    """Draw k numbers between 0.5 and 1.5."""
     return torch.as_tensor(_random.uniform(0.5, 1.5, k), dtype=like.dtype, device=like.device)
 
 
@@ -64,7 +64,7 @@ def owners_seen(plain: Tensor, scaled: Tensor, scales: Tensor) -> Owners | None:
 
 def _owner_of_rows(
     plain: Tensor, scaled: Tensor, scales: Tensor, within: float, negligible: float
-) -> np.ndarray | None:  # type: ignore[type-arg]
+) -> np.ndarray | None:
     norms = (plain * plain).sum(dim=1)
     growth = (plain * scaled).sum(dim=1) / norms.clamp(min=torch.finfo(norms.dtype).tiny)
     owner = (growth.unsqueeze(1) / scales - 1).abs().argmin(dim=1)

@@ -83,9 +83,8 @@ class Recording:
         general = self.known.plan(owners=1)
         rows = [self.objectives.row(i) for i in range(self.objectives.m)]
         chosen = {k: self.parameters[k] for k in sorted(positions)}
-        tricks = add_rows(ledger, self.graph, general, rows, chosen, self.scale)
-        for k in positions:
-            self.paths[k] = "kernel" if k in tricks else "rows"
+        paths = add_rows(ledger, self.graph, general, rows, chosen, self.scale)
+        self.paths.update(paths)
 
     def _name_paths(self, resolution: Resolution, harvest: Harvest) -> None:
         for use in resolution.uses:
@@ -116,9 +115,7 @@ def _run_per_task(harvest: Harvest, losses: Tensor, assembly: Assembly) -> None:
 def _side_by_side(by_task: dict[int, list[Contribution]], tasks: int) -> list[Contribution]:
     if len(by_task) == tasks and len({len(parts) for parts in by_task.values()}) == 1:
         first, *others = by_task.values()
-        return [
-            part.stacked([other[j] for other in others]) for j, part in enumerate(first)
-        ]
+        return [part.stacked([other[j] for other in others]) for j, part in enumerate(first)]
     # some task does not reach the use, or a rule applied to some passes only
     singles = {
         task: {single.placements[0]: single for part in parts for single in part.split()}

@@ -112,9 +112,7 @@ def _probe(
     seen: list[dict[int, Cotangents]] = [{}, {}]
     for found, grad_outputs in zip(seen, (weights, scaled), strict=True):
         run(graph, [losses], [grad_outputs], nodes, ends, found.__setitem__)
-    return {
-        node: _all_seen(seen[0].pop(node, ()), seen[1].pop(node, ()), scales) for node in nodes
-    }
+    return {node: _all_seen(seen[0].pop(node, ()), seen[1].pop(node, ()), scales) for node in nodes}
 
 
 def _all_seen(plain: Cotangents, scaled: Cotangents, scales: Tensor) -> NodeOwners | None:

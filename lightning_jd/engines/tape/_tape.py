@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -89,7 +90,6 @@ class Tape:
         self._scale, self._memory = scale, memory
         self._check, self._check_every = check, check_every
         self._ledger: Ledger | None = None
-        self._reached: frozenset[int] = frozenset()
 
     def gramian(self) -> Tensor:
         """The matrix of inner products of the gradients of the objectives, shape (m, m).
@@ -116,10 +116,10 @@ class Tape:
         assert self._ledger is not None
         device = self.objectives.device.type
         with torch.no_grad(), torch.autocast(device, enabled=False):
-            if self._memory == "low":
-                found = self._ordinary_gradients(weights)
-            else:
-                found = self._ledger.gradients(weights.detach().to(self._ledger.G.device))
+            weights = weights.detach().to(self._ledger.G)
+            found = self._ledger.gradients(weights)
+            if self._ledger.unkept:
+                found |= self._ordinary_gradients(weights, sorted(self._ledger.unkept))
         return [
             found[k].view(tensor.shape).to(tensor) if k in found else None
             for k, (_, tensor) in enumerate(self.named)
@@ -134,7 +134,7 @@ class Tape:
         standing.steps += 1
         while True:
             plan = known.plan(owners, standing.demoted)
-            self._note_reached(plan)
+            self._check_reached(plan)
             ledger = self._run(graph, known, plan, notes=is_due and self._check != "off")
             if not is_due or self._check == "off":
                 return ledger
@@ -151,13 +151,12 @@ class Tape:
     def _run(self, graph: Graph, known: KnownGraph, plan: Plan, *, notes: bool) -> Ledger:
         types = {tensor.dtype for _, tensor in self.named} | {self.objectives.dtype}
         dtype = torch.float64 if torch.float64 in types else torch.float32
-        keeps = self._memory == "fast" or notes
         ledger = Ledger(
             self.objectives.m,
             dtype,
             self.objectives.device,
             room=sum(tensor.numel() for tensor in self._tensors) // 4,
-            keeps=keeps,
+            keeps=self._memory == "fast",
             notes=notes,
         )
         parameters = dict(enumerate(self._tensors))
@@ -174,7 +173,7 @@ class Tape:
     def _tensors(self) -> list[Tensor]:
         return [tensor for _, tensor in self.named]
 
-    def _note_reached(self, plan: Plan) -> None:
+    def _check_reached(self, plan: Plan) -> None:
         if not plan.reached:
             raise GraphError(
                 "The losses must depend on a parameter, got none that they reach: "
@@ -182,19 +181,17 @@ class Tape:
                 f"{', ...' if len(self.named) > 5 else ''} are not in their graph. Look for "
                 "`detach()`, `torch.no_grad()` or a frozen module on the way."
             )
-        self._reached = plan.reached
 
-    def _ordinary_gradients(self, weights: Tensor) -> dict[int, Tensor]:
-        """``Jᵀ w`` by autograd, of the parameters that are reached."""
-        reached = sorted(self._reached)
+    def _ordinary_gradients(self, weights: Tensor, chosen: Sequence[int]) -> dict[int, Tensor]:
+        """``Jᵀ w`` of some parameters, by autograd."""
         gradients = gradients_of(
             self.objectives.outputs,
             self.objectives.cotangents(weights * self._scale),
-            [self.named[k][1] for k in reached],
+            [self.named[k][1] for k in chosen],
         )
         return {
             k: (gradient.to_dense() if gradient.is_sparse else gradient) / self._scale
-            for k, gradient in zip(reached, gradients, strict=True)
+            for k, gradient in zip(chosen, gradients, strict=True)
             if gradient is not None
         }
 
@@ -202,10 +199,13 @@ class Tape:
         types = {tensor.dtype for _, tensor in self.named} | {self.objectives.dtype}
         tolerance = max(TOLERANCE.get(dtype, 0.1) for dtype in types)
         v = random_vector(ledger.G, spread=1e3 if tolerance > 1e-3 else 1e6)
-        wrong = mismatches(ledger, v, self._ordinary_gradients(v), tolerance)
+        sizes = {k: tensor.numel() for k, tensor in enumerate(self._tensors)}
+        wrong = mismatches(ledger, v, partial(self._ordinary_gradients, v), sizes, tolerance)
         wrong = [found for found in wrong if not set(found.parameters) <= plan.by_rows]
         if wrong:
-            once, thirds = self._ordinary_gradients(v), self._ordinary_gradients(v / 3)
+            suspects = sorted({p for found in wrong for p in found.parameters})
+            once = self._ordinary_gradients(v, suspects)
+            thirds = self._ordinary_gradients(v / 3, suspects)
             wrong = beyond_noise(wrong, once, {p: 3 * third for p, third in thirds.items()})
         return wrong
 

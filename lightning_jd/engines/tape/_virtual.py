@@ -62,7 +62,7 @@ def _pulled_back(
         use = plan.uses[position]
         for part in parts.get(position, ()):
             node = graph.nodes[use.edge.node]
-            dtype = node._input_metadata[use.edge.output].dtype  # type: ignore[attr-defined]
+            dtype = node._input_metadata[use.edge.output].dtype
             results.append(GradientEdge(node, use.edge.output))
             rows.append(part.rows().view(m, *use.placements[0].shape).to(dtype))
     found: dict[int, list[Tensor]] = {}

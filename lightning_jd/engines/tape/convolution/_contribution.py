@@ -85,7 +85,7 @@ class ConvolutionWeight(Contribution):
             parts.append(part)
         if any(part.placements[0].where is not None for part in parts):
             return None
-        x, D = (torch.cat(pieces, dim=1) for pieces in zip(*[(p.x, p.D) for p in parts], strict=True))
+        x, D = torch.cat([p.x for p in parts], dim=1), torch.cat([p.D for p in parts], dim=1)
         return ConvolutionWeight(x, D, self.geometry, self.placements[0])
 
     @cached_property

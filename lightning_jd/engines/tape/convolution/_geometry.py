@@ -44,7 +44,7 @@ def weight_gradient(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
         D: Cotangent of the output, shape (n, out, ...).
         geometry: The convolution.
     """
-    return torch.ops.aten.convolution_backward(
+    _, gradient, _ = torch.ops.aten.convolution_backward(
         D,
         x,
         x.new_empty(()).expand(geometry.kernel),  # only its shape is looked at
@@ -56,4 +56,6 @@ def weight_gradient(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
         geometry.output_padding,
         geometry.groups,
         [False, True, False],
-    )[1]
+    )
+    assert isinstance(gradient, Tensor)
+    return gradient

@@ -1,6 +1,6 @@
 r"""The Gramian of a convolution weight without patches and without gradients.
 
-With :math:`U_{ks}` the patch of sample k under output pixel s and :math:`D_{ks}` the cotangent there,
+With :math:`U_{ks}` the patch of sample k under output pixel s and :math:`D_{ks}` its cotangent,
 
 .. math::
     G_{kl} = \sum_{s,t} \langle D_{ks}, D_{lt} \rangle \langle U_{ks}, U_{lt} \rangle, \qquad

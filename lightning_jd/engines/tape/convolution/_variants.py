@@ -23,9 +23,7 @@ Variant = Callable[[Tensor, Tensor, Geometry], Tensor]
 
 def one_by_one(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
     """The ordinary gradient for each objective in turn."""
-    return torch.stack(
-        [weight_gradient(x[k], D[k], geometry) for k in range(len(x))]
-    )
+    return torch.stack([weight_gradient(x[k], D[k], geometry) for k in range(len(x))])
 
 
 def as_groups(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
@@ -43,7 +41,7 @@ def _side_by_side(x: Tensor) -> Tensor:
 
 
 def depthwise(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
-    """One input channel per group: one truly depthwise convolution per output channel of a group."""
+    """One input channel per group: a truly depthwise convolution per output channel of a group."""
     m, channels = len(x), geometry.kernel[0]
     g, per_group = geometry.groups, channels // geometry.groups
     single = geometry._replace(kernel=(m * g, 1, *geometry.kernel[2:]), groups=m * g)

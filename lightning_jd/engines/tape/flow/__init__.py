@@ -1,11 +1,11 @@
 """How owners flow from the outputs of an operation to its inputs, operation by operation.
 
 An operation that is missing here makes the tape slower (it probes the graph in every step), never
-wrong. Each entry is a proof: *if* the entries of the outputs have these owners, *then* entry q of an
-input only matters to outputs of the owner that is returned for q.
+wrong. Each entry is a proof: *if* the entries of the outputs have these owners, *then* entry q of
+an input only matters to outputs of the owner that is returned for q.
 """
 
-from lightning_jd.engines.tape.flow import (  # they register themselves
+from lightning_jd.engines.tape.flow import (  # noqa: F401  # they register themselves
     _elementwise,
     _products,
     _reductions,

@@ -11,6 +11,7 @@ from lightning_jd.engines.tape.flow._registry import (
     Flowed,
     UnprovenError,
     flows,
+    with_shared,
 )
 
 
@@ -29,11 +30,8 @@ def addmm(at: Crossing) -> Sequence[Flowed]:
 @flows("BmmBackward0")
 def bmm(at: Crossing) -> Sequence[Flowed]:
     """A product per slice of the first axis."""
-    return [
-        [at.only, at.only],
-        [at.only, REDUCED],
-        [REDUCED, at.only],
-    ][at.axis]
+    by_axis: list[list[Flowed]] = [[at.only, at.only], [at.only, REDUCED], [REDUCED, at.only]]
+    return by_axis[at.axis]
 
 
 @flows("BaddbmmBackward0")
@@ -59,7 +57,7 @@ def linear(at: Crossing) -> Sequence[Flowed]:
     """The last axis is new, all others are those of the input."""
     if at.axis == at.rank - 1:
         raise UnprovenError
-    return [at.only, REDUCED, REDUCED][: len(at.inputs)]
+    return with_shared(at, at.only)
 
 
 @flows("TrilinearBackward0")

@@ -16,7 +16,7 @@ from lightning_jd.engines.tape.flow._registry import Crossing, Flowed, UnprovenE
     facts=reader("dim", "keepdim"),
 )
 def reduction(at: Crossing) -> Sequence[Flowed]:
-    """The axes that remain keep their owners; a reduced entry belongs to the owner of the result."""
+    """Axes that remain keep their owners; a reduced entry belongs to the owner of the result."""
     rank = len(at.input)
     reduced = set(at.dims(0, rank))
     if at.facts[1] is True:

@@ -126,6 +126,12 @@ def flow_of(name: str, at: Crossing) -> Sequence[Flowed]:
         return at.everywhere(None)
 
 
+def with_shared(at: Crossing, flowed: Flowed) -> list[Flowed]:
+    """What flows into an activation, followed by a weight and a bias, as far as there are any."""
+    listed: list[Flowed] = [flowed, REDUCED, REDUCED]
+    return listed[: len(at.inputs)]
+
+
 def is_known(name: str) -> bool:
     """Whether there is a flow for nodes of this name."""
     return name in _FLOWS

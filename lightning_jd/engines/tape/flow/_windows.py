@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from lightning_jd.engines.tape._facts import reader
 from lightning_jd.engines.tape.flow._registry import (
@@ -11,6 +12,7 @@ from lightning_jd.engines.tape.flow._registry import (
     Flowed,
     UnprovenError,
     flows,
+    with_shared,
 )
 
 _POOLS = {
@@ -34,7 +36,7 @@ def _leading(at: Crossing, trailing: int) -> Sequence[Flowed]:
 
 
 for _name, _trailing in _TRAILING.items():
-    flows(_name)(lambda at, trailing=_trailing: _leading(at, trailing))
+    flows(_name)(partial(_leading, trailing=_trailing))
 
 
 @flows("PixelShuffleBackward0", "PixelUnshuffleBackward0")
@@ -57,7 +59,7 @@ def convolution(at: Crossing) -> Sequence[Flowed]:
     """Samples are convolved one by one; weight and bias are shared."""
     if at.axis != 0:
         raise UnprovenError
-    return [at.only, REDUCED, REDUCED][: len(at.inputs)]
+    return with_shared(at, at.only)
 
 
 @flows("Im2ColBackward0", "Col2ImBackward0")
@@ -82,7 +84,7 @@ def layer_norm(at: Crossing) -> Sequence[Flowed]:
     (normalized,) = at.facts
     if not isinstance(normalized, tuple) or at.axis >= at.rank - len(normalized):
         raise UnprovenError
-    return [at.only, REDUCED, REDUCED][: len(at.inputs)]
+    return with_shared(at, at.only)
 
 
 @flows("NativeGroupNormBackward0")
@@ -90,7 +92,7 @@ def group_norm(at: Crossing) -> Sequence[Flowed]:
     """Each sample is normalised alone."""
     if at.axis != 0:
         raise UnprovenError
-    return [at.only, REDUCED, REDUCED][: len(at.inputs)]
+    return with_shared(at, at.only)
 
 
 @flows(
@@ -104,7 +106,7 @@ def batch_norm(at: Crossing) -> Sequence[Flowed]:
         affine = at.only.moved(0)
         return [at.only, affine, affine][: len(at.inputs)]
     mixes = training is not False
-    return [None if mixes else at.only, REDUCED, REDUCED][: len(at.inputs)]
+    return with_shared(at, None if mixes else at.only)
 
 
 @flows("EmbeddingBackward0", "EmbeddingBagBackward0")

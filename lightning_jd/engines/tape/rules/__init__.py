@@ -1,6 +1,6 @@
 """Rules: the gradients of all objectives at one operation, from the cotangents of one pass."""
 
-from lightning_jd.engines.tape.rules import (  # they register themselves
+from lightning_jd.engines.tape.rules import (  # noqa: F401  # they register themselves
     _broadcast,
     _convolution,
     _embedding,

@@ -36,7 +36,8 @@ class Lookup(Contribution):
             return rows @ rows.T
         flat, place = self.D.reshape(m * T, d), place.reshape(-1)
         products = (flat @ flat.T) * (place[:, None] == place[None, :])
-        return products.view(m, T, m, T).sum((1, 3))
+        gramian: Tensor = products.view(m, T, m, T).sum((1, 3))
+        return gramian
 
     @override
     def rows(self) -> Tensor:

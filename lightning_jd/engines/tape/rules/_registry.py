@@ -31,7 +31,7 @@ class Site:
         cotangents: The gradient of the losses at each output of the operation.
         arrangement: Which slices of the first output belong to which objective; ``None`` if that
             cannot be said of the first output alone, in which case no rule is asked.
-        placements: Where each asked input is in its parameter; ``placements[0].shape`` is its shape.
+        placements: Where each asked input is in its parameter; its shape is in ``shape``.
         dtype: The type to compute in.
         fetched: Saved tensors that had to be read before the pass.
     """

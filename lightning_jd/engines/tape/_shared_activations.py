@@ -1,0 +1,90 @@
+"""Gradients of a matrix weight when all objectives share its input, as tasks do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+from typing_extensions import override
+
+from lightning_jd.engines.tape._contribution import Contribution
+from lightning_jd.engines.tape._plan import Plan, Use
+
+_BLOCK_NUMBERS = 1 << 20
+
+
+class SharedActivations(Contribution):
+    r"""Gradients :math:`J_k = D_k^\top A` of a matrix weight, all with the same activations.
+
+    .. math:: G_{kl} = \langle D_k, (A A^\top + c) D_l \rangle
+
+    with c = 1 if there is a bias. No gradient is formed: cheaper where there are fewer activations
+    than features.
+
+    Args:
+        activations: A, shape (n, i).
+        cotangents: D, shape (m, n, o).
+        use: The weight, which the operation consumes as (i, o), and perhaps its bias.
+    """
+
+    def __init__(self, activations: Tensor, cotangents: Tensor, use: Use) -> None:
+        self.placements = use.placements
+        self.A, self.D = activations, cotangents
+
+    @override
+    def gramian(self) -> Tensor:
+        K = self.A @ self.A.T
+        if len(self.placements) > 1:
+            K += 1
+        D = self.D.flatten(1)
+        m = self.D.shape[0]
+        step = max(1, _BLOCK_NUMBERS // max(1, D.shape[1]))
+        G = D.new_empty(m, m)
+        for begin in range(0, m, step):
+            end = min(m, begin + step)
+            weighted = torch.matmul(K, self.D[begin:end]).flatten(1)
+            torch.mm(weighted, D.T, out=G[begin:end])
+        return G
+
+    @override
+    def rows(self) -> Tensor:
+        J = torch.matmul(self.A.T, self.D)  # (m, i, o)
+        return self.placements[0].placed(J)
+
+    @override
+    def gradients(self, weights: Tensor) -> list[Tensor]:
+        D = (weights.to(self.D.dtype) @ self.D.flatten(1)).view(self.D.shape[1:])
+        placement, *bias = self.placements
+        gradient = D.T @ self.A if placement.transposed else self.A.T @ D
+        if placement.where is not None:
+            gradient = placement.placed(gradient.unsqueeze(0))
+        flat = gradient.reshape(-1)
+        return [flat, D.sum(dim=0)] if bias else [flat]
+
+
+def cheaper_without_gradients(plan: Plan, use: Use, m: int) -> bool:
+    """Whether a use is a matrix weight for which :class:`SharedActivations` takes fewer operations.
+
+    Args:
+        plan: The plan that the use is from.
+        use: A use that no other use of its parameters overlaps with.
+        m: The number of objectives.
+    """
+    record = plan.records[use.node]
+    if (record.name, use.slots[0]) not in {("AddmmBackward0", 2), ("MmBackward0", 1)}:
+        return False
+    (n, o), i = record.shapes[0], use.placements[0].shape[0]
+    without = n * n * i + m * n * n * o + m * m * n * o
+    return without < m * n * i * o + m * m * i * o
+
+
+def shared_input(node: Node, use: Use) -> Tensor | None:
+    """The activations that meet a weight in ``b + x W``; ``None`` if there are other factors."""
+    if node.name() == "MmBackward0":
+        return node._saved_self  # type: ignore[attr-defined,no-any-return]
+    has_bias = len(use.slots) > 1
+    if node._saved_alpha != 1:  # type: ignore[attr-defined]
+        return None
+    if has_bias and (node._saved_beta != 1 or len(use.placements[1].shape) != 1):  # type: ignore[attr-defined]
+        return None
+    return node._saved_mat1  # type: ignore[attr-defined,no-any-return]

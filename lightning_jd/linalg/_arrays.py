@@ -1,0 +1,53 @@
+"""The unit-diagonal scale in NumPy: what everything that runs on a CPU starts from."""
+
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[np.float64]
+Mask: TypeAlias = NDArray[np.bool_]
+
+MODERATE = (1e-290, 1e290)  # no sum or square root of these overflows or loses digits
+
+
+class UnitDiagonalArray(NamedTuple):
+    """The NumPy twin of :class:`lightning_jd.linalg._scaling.UnitDiagonal`."""
+
+    C: Array
+    d: Array
+    inverse: Array
+
+
+def unit_diagonal(G: Array, reg: float, underflow: float) -> UnitDiagonalArray:
+    """The NumPy twin of :func:`lightning_jd.linalg._scaling.unit_diagonal`."""
+    m = len(G)
+    diagonal = G.diagonal()
+    if diagonal.min() <= underflow:
+        diagonal = np.where(diagonal > underflow, diagonal, 0)
+    largest = diagonal.max()
+    if largest == 0:
+        return UnitDiagonalArray(np.eye(m), diagonal, diagonal)
+    if not MODERATE[0] < largest < MODERATE[1]:
+        G, diagonal = G / largest, diagonal / largest
+    trace = diagonal.sum()
+    d = np.sqrt(diagonal / trace + reg)
+    inverse = 1 / d if reg > 0 else np.divide(1, d, out=np.zeros(m), where=d > 0)
+    C = G * (inverse * (0.5 / trace))
+    C *= inverse[:, None]
+    C = C + C.T
+    if reg == 0:  # only a small diagonal leaves entries that no Gramian can have
+        np.clip(C, -1, 1, out=C)
+    C.flat[:: m + 1] = 1
+    return UnitDiagonalArray(C, d, inverse)
+
+
+def is_positive_definite(C: Array, least: float) -> bool:
+    """Whether every eigenvalue of ``C`` is above ``least``."""
+    shifted = C.copy()
+    shifted.flat[:: len(C) + 1] -= least
+    try:
+        np.linalg.cholesky(shifted)
+    except np.linalg.LinAlgError:
+        return False
+    return True
