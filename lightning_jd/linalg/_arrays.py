@@ -36,7 +36,7 @@ def unit_diagonal(G: Array, reg: float, underflow: float) -> UnitDiagonalArray:
     C = G * (inverse * (0.5 / trace))
     C *= inverse[:, None]
     C = C + C.T
-    if reg == 0:  # only a small diagonal leaves entries that no Gramian can have
+    if reg < 1e-6:  # only a small diagonal leaves entries that no Gramian can have
         np.clip(C, -1, 1, out=C)
     C.flat[:: m + 1] = 1
     return UnitDiagonalArray(C, d, inverse)

@@ -74,13 +74,11 @@ def dual_cone_weights(
             f"got {tuple(targets.shape)}."
         )
     if targets.numel() == 0:
-        return targets.to(gramian)
-    U = targets if targets.ndim == 2 else targets[None]
+        return targets.detach().to(gramian)
     if gramian.device.type == "cpu" and solver == "auto":
-        weights = _project_on_host(gramian, U, reg)
-    else:
-        weights = _project(gramian, U, reg, solver)
-    return weights if targets.ndim == 2 else weights[0]
+        return _project_on_host(gramian, targets, reg)
+    weights = _project(gramian, targets.reshape(-1, len(gramian)), reg, solver)
+    return weights.reshape(targets.shape)
 
 
 def upgrad_weights(
@@ -169,10 +167,12 @@ def _project(gramian: Tensor, U: Tensor, reg: float, solver: str) -> Tensor:
     return to_finite(U + inverse * (Z * size), gramian.dtype).to(gramian.device)
 
 
-def _project_on_host(gramian: Tensor, U: Tensor, reg: float) -> Tensor:
-    G, targets = _to_array("gramian", gramian), _to_array("targets", U)
+def _project_on_host(gramian: Tensor, targets: Tensor, reg: float) -> Tensor:
+    G, U = _to_array("gramian", gramian), _to_array("targets", targets.cpu())
+    if U.ndim == 1:
+        U = U[None]
     C, d, inverse = _arrays.unit_diagonal(G, reg, underflow_level(gramian.dtype))
-    Y = targets * d
+    Y = U * d
     Q = Y @ C
     noise, certain = noise_level(gramian.dtype, len(G)), _is_certain(reg, d)
     if len(Y) <= FEW:
@@ -181,7 +181,7 @@ def _project_on_host(gramian: Tensor, U: Tensor, reg: float) -> Tensor:
         size = np.abs(Y).max(axis=1, keepdims=True)
         size[size == 0] = 1
         Z = _host.solve(C, Q / size, noise, well_conditioned=certain) * size
-    return _to_tensor(targets + inverse * Z, gramian.dtype, certain)
+    return _to_tensor((U + inverse * Z).reshape(targets.shape), gramian.dtype, certain)
 
 
 def _upgrad_on_host(gramian: Tensor, preference: Tensor | None, reg: float) -> Tensor:
@@ -192,7 +192,7 @@ def _upgrad_on_host(gramian: Tensor, preference: Tensor | None, reg: float) -> T
     C, d, inverse = _arrays.unit_diagonal(G, reg, underflow_level(gramian.dtype))
     certain = _is_certain(reg, d)
     if C.min() >= 0:  # nobody conflicts
-        return _to_tensor(p, gramian.dtype, certain)
+        return _to_tensor(p.copy(), gramian.dtype, certain)
     Z = _host.solve(C, C, noise_level(gramian.dtype, m), well_conditioned=certain)
     return _to_tensor(p + inverse * ((p * d) @ Z), gramian.dtype, certain)
 

@@ -27,7 +27,6 @@ def guess_positive(C: Tensor, Q: Tensor) -> Tensor:
     constant = (Q @ N).neg_().to(torch.float32)
     x, modulus = constant.clone(), torch.empty_like(constant)
     positive = torch.zeros_like(x, dtype=torch.bool)
-    iteration = 0
     for iteration in range(1, LAST + 1):
         torch.abs(x, out=modulus)
         torch.addmm(constant, modulus, step, out=x)

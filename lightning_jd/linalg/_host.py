@@ -1,15 +1,16 @@
 """On a CPU: the same algorithm in NumPy, where a call costs a third of torch's.
 
 That decides for few objectives; for many, its LAPACK solves small systems no slower. Only the fast
-stages live here, for a well-conditioned matrix. Rows that they leave go to the robust stages of
+stages live here, for a well-conditioned matrix. What they cannot solve goes to
 :mod:`lightning_jd.linalg._stages`.
 """
 
+from contextlib import suppress
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from lightning_jd.linalg import _guess, _pivoting, _stages
 from lightning_jd.linalg._arrays import Array, Mask, is_positive_definite
@@ -19,58 +20,61 @@ Rows: TypeAlias = NDArray[np.intp] | slice
 
 ALL = slice(None)
 MASKED = 16  # up to this m, systems of full size with rows of the identity beat gathering
-ROUNDS = 5
-FEW = 6  # so many rows that a round left are finished one by one
-UNCHECKED = 48  # up to this m, a fixed number of iterations guesses well enough
-CAREFUL = 36  # iterations of a careful guess
-FIRST, BURST, LAST = 8, 4, 32  # of the guess above; checks are cheaper than on an accelerator
+ROUNDS = 6
+FEW = 6  # so many rows that a round left are finished one by one, unless systems are masked
+
+# The guess. Small problems take few iterations; above FIXED it pays to look when to stop.
+TINY_RHO = 0.8
+FIXED, FIXED_RHO = 48, 0.6
+FIRST, BURST, LAST = 9, 4, 33
+# Where so many rows still change after the first iterations, most eigenvalues are tiny.
+UNSETTLED, SLOW_RHO, SLOW_ITERATIONS = 0.4, 0.05, 36
 
 
 def solve(C: Array, Q: Array, noise: float, *, well_conditioned: bool) -> Array:
     """Solve all rows of ``Q`` (k, m); the eigenvalues of ``C`` are known up to ``noise``."""
-    if not well_conditioned and not is_positive_definite(C, _stages.WELL_CONDITIONED):
-        return _stages.solve(torch.from_numpy(C), torch.from_numpy(Q), noise).numpy()
-    positive, Z = np.zeros_like(Q, dtype=np.bool_), np.zeros_like(Q)
-    try:
-        for careful in (False, True):
-            positive = _guess_positive(C, Q, careful=careful)
-            found = _pivot(C, Q, positive, insist=careful)
-            if found is not None:
-                Z, W = found
-                if np.abs(np.minimum(Z, W)).max() <= _stages.TOLERANCE:
-                    return Z
-                break
-    except np.linalg.LinAlgError:
-        pass  # the robust stages need no inverse
-    return _stages.finish(*map(torch.from_numpy, (C, Q, Z, positive))).numpy()
+    if well_conditioned or is_positive_definite(C, _stages.WELL_CONDITIONED):
+        with suppress(np.linalg.LinAlgError):
+            Z, W = _pivot(C, Q, _guess_positive(C, Q))
+            residual = np.abs(np.minimum(Z, W)).max(axis=1) / (1 + Z.max(axis=1))
+            if residual.max() <= _stages.TOLERANCE:
+                return Z
+    return _stages.solve(torch.from_numpy(C), torch.from_numpy(Q), noise).numpy()
 
 
-def _guess_positive(C: Array, Q: Array, *, careful: bool) -> Mask:
-    """The NumPy twin of :func:`lightning_jd.linalg._guess.guess_positive`.
-
-    A careful guess takes longer and is right where most eigenvalues are near the regularisation.
-    """
+def _guess_positive(C: Array, Q: Array) -> Mask:
+    """The NumPy twin of :func:`lightning_jd.linalg._guess.guess_positive`."""
     m = len(C)
-    rho = 0.05 if careful else 0.8 if m <= MASKED else 0.6 if m <= UNCHECKED else _guess.RHO
-    N = C.copy()
-    N.flat[:: m + 1] += rho
-    N = cast(Array, np.linalg.inv(N))
-    constant: NDArray[Any] = Q @ N
-    np.negative(constant, out=constant)
-    N *= 2 * rho
-    N.flat[:: m + 1] -= 1
-    step: NDArray[Any] = N
-    if m > MASKED:
-        step, constant = step.astype(np.float32), constant.astype(np.float32)
+    if m <= MASKED:
+        step, constant = _iteration(C, Q, TINY_RHO)
+        return _iterate(constant.copy(), step, constant, 6 + m // 4) > 0
+    step, constant = _iteration(C, Q, _guess.RHO if m > FIXED else FIXED_RHO, np.float32)
     x = constant.copy()
-    if careful or m <= UNCHECKED:
-        return _iterate(x, step, constant, CAREFUL if careful else 6 + m // 4) > 0
     positive: Mask = _iterate(x, step, constant, FIRST) > 0
-    for _ in range(FIRST, LAST, BURST):
+    for iteration in range(FIRST, LAST, BURST):
         before, positive = positive, _iterate(x, step, constant, BURST) > 0
-        if np.count_nonzero((before != positive).any(axis=1)) <= _guess.SETTLED * len(Q):
+        changed = np.count_nonzero((before != positive).any(axis=1)) / len(Q)
+        if iteration == FIRST and changed > UNSETTLED:
+            step, constant = _iteration(C, Q, SLOW_RHO, np.float32)
+            return _iterate(constant.copy(), step, constant, SLOW_ITERATIONS) > 0
+        if m <= FIXED or changed <= _guess.SETTLED:
             break
     return positive
+
+
+def _iteration(
+    C: Array, Q: Array, rho: float, dtype: DTypeLike = np.float64
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The matrix and the constant of ``x <- |x| step + constant``."""
+    diagonal = slice(None, None, len(C) + 1)
+    N = C.copy()
+    N.flat[diagonal] += rho
+    N = cast(Array, np.linalg.inv(N))
+    constant = Q @ N
+    np.negative(constant, out=constant)
+    N *= 2 * rho
+    N.flat[diagonal] -= 1
+    return N.astype(dtype, copy=False), constant.astype(dtype, copy=False)
 
 
 def _iterate(
@@ -85,42 +89,36 @@ def _iterate(
     return x
 
 
-def _pivot(C: Array, Q: Array, positive: Mask, *, insist: bool) -> tuple[Array, Array] | None:
+def _pivot(C: Array, Q: Array, positive: Mask) -> tuple[Array, Array]:
     """``Z`` and ``W = ZC + Q`` by block principal pivoting from the sets ``positive``.
 
     There is no guard against cycles: rows that do not finish in a few rounds stay infeasible.
-    Unless it is to ``insist``, it returns None where half of the sets turn out to be wrong.
     """
     if len(C) <= MASKED:
-        return _rounds(_Masked(C, Q), C, Q, positive, insist)
+        return _rounds(_Masked(C, Q), C, Q, positive)
     majority = np.count_nonzero(positive, axis=0) > 0.5 * len(Q)
     order = np.concatenate([majority.nonzero()[0], (~majority).nonzero()[0]])
     shared = int(np.count_nonzero(majority))
     C, Q = C.take(order, axis=0).take(order, axis=1), Q.take(order, axis=1)
-    found = _rounds(_Gathered(C, Q, shared), C, Q, positive.take(order, axis=1), insist)
-    if found is None:
-        return None
+    Z, W = _rounds(_Gathered(C, Q, shared), C, Q, positive.take(order, axis=1))
     back = np.argsort(order)
-    return found[0].take(back, axis=1), found[1].take(back, axis=1)
+    return Z.take(back, axis=1), W.take(back, axis=1)
 
 
 def _rounds(
-    systems: "_Masked | _Gathered", C: Array, Q: Array, positive: Mask, insist: bool
-) -> tuple[Array, Array] | None:
+    systems: "_Masked | _Gathered", C: Array, Q: Array, positive: Mask
+) -> tuple[Array, Array]:
     Z = z = systems.solve(ALL, positive)
     W = w = z @ C + Q
-    rows: NDArray[np.intp] | None = None
+    rows = np.arange(len(Q))
     for _ in range(ROUNDS):
-        wrong = np.where(positive, z, w) < -_pivoting.WRONG_SIGN * (1 + z.max())
+        scale = 1 + z.max(axis=1, keepdims=True)
+        wrong = np.where(positive, z, w) < -_pivoting.WRONG_SIGN * scale
         left = wrong.any(axis=1)
-        wrong_rows = np.count_nonzero(left)
-        if wrong_rows == 0:
+        if not left.any():
             break
-        if rows is None and not insist and 2 * wrong_rows > len(left):
-            return None
-        rows = left.nonzero()[0] if rows is None else rows[left]
-        positive = (positive ^ wrong)[left]
-        if len(rows) <= FEW:
+        rows, positive = rows[left], (positive ^ wrong)[left]
+        if len(rows) <= FEW and len(C) > MASKED:
             for row, guess in zip(rows, positive, strict=True):
                 found = exchange(C, Q[row], guess)
                 if found is not None:

@@ -1,5 +1,6 @@
 """One right-hand side (DualProj, MGDA, CAGrad): pivoting without the machinery for many."""
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import cast
@@ -61,7 +62,7 @@ def exchange(C: Array, q: Array, positive: Mask) -> tuple[Array, Array] | None:
                 return None
         w = C.dot(z)
         w += q
-        size = 1 + max(float(z.max()), -float(z.min()))
+        size = 1 + math.sqrt(z.dot(z))
         wrong = np.where(positive, z, w) < -_pivoting.WRONG_SIGN * size
         count = int(np.count_nonzero(wrong))
         if count == 0:

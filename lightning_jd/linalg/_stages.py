@@ -34,11 +34,11 @@ def solve(C: Tensor, Q: Tensor, noise: float) -> Tensor:
     positive = guess_positive(C, Q)
     if is_positive_definite(C, WELL_CONDITIONED):
         Z, _ = pivot(C, Q, positive, shared=True, rounds=ROUNDS)
-        return finish(C, Q, Z, positive)
-    return finish(least_shift(C, noise), Q, torch.zeros_like(Q), positive)
+        return _finish(C, Q, Z, positive)
+    return _finish(least_shift(C, noise), Q, torch.zeros_like(Q), positive)
 
 
-def finish(C: Tensor, Q: Tensor, Z: Tensor, positive: Tensor) -> Tensor:
+def _finish(C: Tensor, Q: Tensor, Z: Tensor, positive: Tensor) -> Tensor:
     """Improve the rows of ``Z`` that are not solved yet, by the robust stages."""
     residual = natural_residual(C, Q, Z)
     rows = (~(residual <= TOLERANCE)).nonzero().flatten()  # host sync; NaN counts as unsolved

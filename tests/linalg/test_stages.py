@@ -94,7 +94,7 @@ def test_what_numpy_leaves_is_finished_by_the_robust_stages(
     def singular(*_: Any, **__: Any) -> None:
         raise np.linalg.LinAlgError("Singular matrix")
 
-    def useless(C: np.ndarray, Q: np.ndarray, careful: bool) -> np.ndarray:
+    def useless(C: np.ndarray, Q: np.ndarray) -> np.ndarray:
         return np.zeros_like(Q, dtype=bool)
 
     for m in (6, M):  # systems that are masked, and systems that are gathered

@@ -85,7 +85,8 @@ def mismatches(
         expected = ordinary_gradients(together)
         norms = {p: float(gradient.norm(dtype=ledger.G.dtype)) for p, gradient in expected.items()}
         for parameter, part in ledger.parts_of_gradients(v, only=set(together)):
-            expected[parameter].view(-1).sub_(part.to(expected[parameter].dtype))
+            gradient = expected[parameter].flatten()
+            expected[parameter] = gradient.sub_(part.to(gradient.dtype))
         replayed = expected.keys() - ledger.unkept
         for parameters, share in batch:
             norm = sum(norms.get(p, 0.0) ** 2 for p in parameters) ** 0.5

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines.tape._arrangement import Arrangement
 from lightning_jd.engines.tape._contribution import Contribution, Rows
-from lightning_jd.engines.tape._differentiate import gradients_of
 from lightning_jd.engines.tape._graph import Graph
 from lightning_jd.engines.tape._ledger import Ledger
 from lightning_jd.engines.tape._owners import Owners
+from lightning_jd.engines.tape._passes import Passes, Target
 from lightning_jd.engines.tape._placement import Placement
 from lightning_jd.engines.tape._plan import Plan, Use
 from lightning_jd.engines.tape._shared_activations import (
@@ -24,28 +25,6 @@ from lightning_jd.engines.tape._shared_activations import (
     shared_input,
 )
 from lightning_jd.engines.tape.rules import Site, rule_of
-
-#: An output and the weights of its entries, whose gradient is one row.
-Row = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class _Target:
-    """Something to differentiate with respect to.
-
-    Attributes:
-        parameters: The parameters that it is about.
-        what: Those parameters themselves, or the output of the operation that consumes them.
-        row: Turns the gradient at the target into what is held of each row.
-        contribution: Turns what is held of all rows into a contribution.
-        path: What it is called.
-    """
-
-    parameters: tuple[int, ...]
-    what: Tensor | GradientEdge
-    row: Callable[[Tensor], Tensor]
-    contribution: Callable[[Tensor], Contribution]
-    path: str
 
 
 def add_rows(
@@ -70,25 +49,28 @@ def add_rows(
         How each parameter was dealt with.
     """
     dtype = ledger.G.dtype
-    targets: list[_Target] = []
+    targets: list[Target] = []
     for use in _single_uses(plan, parameters):
         target = _without_gradients(graph, plan, use, objectives.m, dtype)
         target = target or _by_rule(graph, use, dtype)
         if target is not None:
             targets.append(target)
     covered = {position for target in targets for position in target.parameters}
-    targets += [_plainly(k, tensor) for k, tensor in parameters.items() if k not in covered]
-    held = _Passes(graph, plan, objectives, scale, dtype).run(targets)
+    targets += [
+        _plainly(k, plan.leaves[k], tensor) for k, tensor in parameters.items() if k not in covered
+    ]
     # cotangents of many rows may well outweigh the parameters; an ordinary pass is cheap then
+    room = 1.5 * sum(parameter.numel() for parameter in parameters.values())
     cotangents = sum(
-        found.numel()
-        for target, found in zip(targets, held, strict=True)
-        if target.path == "kernel" and found is not None
+        objectives.m * prod(plan.records[target.node].shapes[0])
+        for target in targets
+        if target.path == "kernel"
     )
-    keeps = cotangents <= 1.5 * sum(parameter.numel() for parameter in parameters.values())
-    for target in targets:
-        if (found := held.pop(0)) is not None:
-            ledger.add(target.contribution(found), keeps=keeps or target.path != "kernel")
+    passes = Passes(graph, plan, objectives, scale, dtype)
+    for target, found in passes.run(targets):
+        if found is not None:
+            keeps = cotangents <= room or target.path != "kernel"
+            ledger.add(target.contribution(found), keeps=keeps)
     return {position: target.path for target in targets for position in target.parameters}
 
 
@@ -107,21 +89,22 @@ def _single_uses(plan: Plan, parameters: Collection[int]) -> Iterator[Use]:
 
 def _without_gradients(
     graph: Graph, plan: Plan, use: Use, m: int, dtype: torch.dtype
-) -> _Target | None:
+) -> Target | None:
     if not cheaper_without_gradients(plan, use, m):
         return None
     if (A := shared_input(graph.nodes[use.node], use)) is None:
         return None
-    return _Target(
+    return Target(
         parameters=tuple(placement.parameter for placement in use.placements),
+        node=use.node,
         what=GradientEdge(graph.nodes[use.node], 0),
-        row=lambda gradient: gradient,
+        row=None,
         contribution=lambda D: SharedActivations(A.to(dtype), D, use),
         path="kernel",
     )
 
 
-def _by_rule(graph: Graph, use: Use, dtype: torch.dtype) -> _Target | None:
+def _by_rule(graph: Graph, use: Use, dtype: torch.dtype) -> Target | None:
     """Convolutions: autograd has no fast way to the weight of some, nor to the bias of any."""
     node = graph.nodes[use.node]
     rule = rule_of(node.name(), use.slots[0])
@@ -135,8 +118,9 @@ def _by_rule(graph: Graph, use: Use, dtype: torch.dtype) -> _Target | None:
         return found.rows()[0]
 
     position, size = use.placements[0].parameter, use.placements[0].size
-    return _Target(
+    return Target(
         parameters=(position,),
+        node=use.node,
         what=GradientEdge(node, 0),
         row=row,
         contribution=lambda J: Rows(J, Placement(position, size, (size,))),
@@ -144,82 +128,13 @@ def _by_rule(graph: Graph, use: Use, dtype: torch.dtype) -> _Target | None:
     )
 
 
-def _plainly(position: int, parameter: Tensor) -> _Target:
+def _plainly(position: int, node: int, parameter: Tensor) -> Target:
     placement = Placement(position, parameter.numel(), tuple(parameter.shape))
-    return _Target(
+    return Target(
         parameters=(position,),
+        node=node,
         what=parameter,
-        row=lambda gradient: gradient,
+        row=None,
         contribution=lambda J: Rows(J, placement),
         path="rows",
     )
-
-
-class _Passes:
-    """Differentiates all rows, one after the other or all tasks at once."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        plan: Plan,
-        objectives: Objectives,
-        scale: float | Tensor,
-        dtype: torch.dtype,
-    ) -> None:
-        self.graph, self.plan, self.objectives = graph, plan, objectives
-        self.scale, self.dtype = scale, dtype
-
-    def run(self, targets: Sequence[_Target]) -> list[Tensor | None]:
-        """What is held of all rows at all targets, (m, ...) each; ``None`` if no row arrives."""
-        ways = {"one by one": partial(self._one_by_one, targets)}
-        if isinstance(self.objectives.losses, tuple) and self.plan.junctions(self.graph.roots):
-            ways["all at once"] = partial(self._all_at_once, targets)
-        key = (id(self.plan), tuple(target.parameters for target in targets))
-        return ways[fastest(key, ways)]()
-
-    def _one_by_one(self, targets: Sequence[_Target]) -> list[Tensor | None]:
-        held: list[Tensor | None] = [None] * len(targets)
-        places = list(dict.fromkeys(target.what for target in targets))
-        for k in range(self.objectives.m):
-            output, weight = self.objectives.row(k)
-            found = gradients_of([output], [weight * self.scale], places)
-            by_place = dict(zip(places, found, strict=True))
-            for j, target in enumerate(targets):
-                if (gradient := by_place[target.what]) is not None:
-                    row = target.row(self._unscaled(gradient))
-                    block = held[j]
-                    if block is None:
-                        shape = (self.objectives.m, *row.shape)
-                        block = held[j] = row.new_zeros(shape, dtype=self.dtype)
-                    block[k] = row
-        return held
-
-    def _all_at_once(self, targets: Sequence[_Target]) -> list[Tensor | None]:
-        places = list(dict.fromkeys(target.what for target in targets))
-        losses = self.objectives.outputs
-        found = gradients_of_tasks(
-            self.graph,
-            self.plan.records,
-            self.plan.junctions(self.graph.roots),
-            losses,
-            torch.ones_like(losses[0]) * self.scale,
-            places,
-        )
-        by_place = dict(zip(places, found, strict=True))
-        del found
-        held: list[Tensor | None] = []
-        for target in targets:
-            gradients = by_place[target.what]
-            if gradients is None:
-                held.append(None)
-            else:
-                gradients = self._unscaled(gradients)
-                held.append(torch.stack([target.row(gradient) for gradient in gradients])
-                            if target.is_transformed else gradients.to(self.dtype))
-        return held
-
-    def _unscaled(self, gradient: Tensor) -> Tensor:
-        dense = gradient.to_dense() if gradient.is_sparse else gradient
-        if isinstance(self.scale, (int, float)) and self.scale == 1:
-            return dense
-        return dense.to(self.dtype) / self.scale

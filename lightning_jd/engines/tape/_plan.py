@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from lightning_jd.engines.tape._arrangement import Arrangement
 from lightning_jd.engines.tape._graph import COMPLEX, FOREIGN, LEAF, Edge, Record
 from lightning_jd.engines.tape._owners import Owners, joined
 from lightning_jd.engines.tape._placement import Placement, overlap, place
+from lightning_jd.engines.tape._trunk import Trunk, find_trunk
 from lightning_jd.engines.tape.flow import REDUCED, Crossing, flow_of
 from lightning_jd.engines.tape.rules import bias_slot_of
 
@@ -75,7 +77,10 @@ class Plan:
         reached: All tracked parameters that the losses depend on.
         culprits: The operation at which the owners of a parameter's uses got lost, if they did.
         order: The nodes, parents first.
+        leaves: The node of each tracked parameter.
+        activations: How many numbers the results of all operations are, parameters aside.
         arrangements: Filled on demand: how the outputs of each use are sorted by owner.
+        number: Different for every plan.
     """
 
     records: tuple[Record, ...]
@@ -87,8 +92,18 @@ class Plan:
     reached: frozenset[int]
     culprits: dict[int, str]
     order: tuple[int, ...]
+    leaves: dict[int, int]
+    activations: int
     arrangements: dict[int, Arrangement | None] = field(default_factory=dict)
+    number: int = field(default_factory=itertools.count().__next__)
+    _trunks: dict[tuple[Edge, ...], Trunk | None] = field(default_factory=dict)
     _ends: dict[frozenset[int], list[Edge]] = field(default_factory=dict)
+
+    def trunk(self, roots: tuple[Edge, ...]) -> Trunk | None:
+        """What the losses at these roots share, if they are tasks with heads."""
+        if roots not in self._trunks:
+            self._trunks[roots] = find_trunk(self.records, self.order, roots)
+        return self._trunks[roots]
 
     def ends_of(self, nodes: Collection[int]) -> list[Edge]:
         """The outputs of those of some nodes that have no other of them below."""
@@ -296,6 +311,12 @@ def _sorted_out(
         reached=frozenset(reached),  # type: ignore[arg-type]  # facts of a leaf are a position
         culprits=survey.culprits,
         order=order,
+        leaves={
+            record.facts: node
+            for node, record in enumerate(records)
+            if record.name == LEAF and isinstance(record.facts, int) and record.facts != FOREIGN
+        },
+        activations=sum(prod(records[edge.node].shapes[edge.output]) for edge in survey.states),
     )
 
 

@@ -81,9 +81,8 @@ class Recording:
 
     def _by_rows(self, positions: set[int], ledger: Ledger) -> None:
         general = self.known.plan(owners=1)
-        rows = [self.objectives.row(i) for i in range(self.objectives.m)]
         chosen = {k: self.parameters[k] for k in sorted(positions)}
-        paths = add_rows(ledger, self.graph, general, rows, chosen, self.scale)
+        paths = add_rows(ledger, self.graph, general, self.objectives, chosen, self.scale)
         self.paths.update(paths)
 
     def _name_paths(self, resolution: Resolution, harvest: Harvest) -> None:

@@ -1,8 +1,8 @@
 """Tasks with heads of their own on a shared trunk: one vectorised pass through the trunk for all.
 
 Above the trunk every operation belongs to one task, so that one pass over all losses gives the
-gradients of each task where its head meets the trunk. From there on, the gradients of all tasks go
-down together.
+gradients of each task where its head meets the trunk, and those of its head. From there on, the
+gradients of all tasks go down together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from torch.autograd.graph import GradientEdge
 from lightning_jd.engines._hooks import hooks_silenced
 from lightning_jd.engines.tape._differentiate import gradients_of
 from lightning_jd.engines.tape._graph import Edge, Graph, Record, local_vjp
-from lightning_jd.engines.tape._plan import parents_first
+
+Place = Tensor | GradientEdge
+_TOGETHER = 8  # tasks whose gradients go down together
 
 
 @dataclass(frozen=True)
@@ -38,100 +40,152 @@ class Junction:
     edge: Edge
 
 
-def junctions(records: Sequence[Record], roots: Sequence[Edge]) -> list[Junction]:
-    """Where heads meet the trunk; nothing if the tasks cannot be told apart above it.
+@dataclass(frozen=True)
+class Trunk:
+    """Which operations belong to one task, and where these meet the others.
+
+    Attributes:
+        task_of: The task of each node; ``None`` for nodes that several tasks depend on.
+        junctions: Where heads meet the trunk.
+    """
+
+    task_of: list[int | None]
+    junctions: list[Junction]
+
+
+def find_trunk(
+    records: Sequence[Record], order: Sequence[int], roots: Sequence[Edge]
+) -> Trunk | None:
+    """Tell heads and trunk apart.
 
     Args:
         records: The graph.
+        order: Its nodes, parents first.
         roots: One per task.
+
+    Returns:
+        ``None`` if losses of several tasks come out of one operation, or nothing is shared.
     """
     tasks = [0] * len(records)  # sets of tasks, as bits
     for task, root in enumerate(roots):
         if tasks[root.node]:
-            return []  # several losses come out of one operation
+            return None
         tasks[root.node] = 1 << task
-    found = []
-    order = parents_first(records, [root.node for root in roots])
     for node in order:
         for child in records[node].inputs:
             if child is not None:
                 tasks[child.node] |= tasks[node]
-    for node in order:
-        if _is_single(tasks[node]):
-            for slot, child in enumerate(records[node].inputs):
-                if child is not None and not _is_single(tasks[child.node]):
-                    found.append(Junction(tasks[node].bit_length() - 1, node, slot, child))
-    return found
-
-
-def _is_single(tasks: int) -> bool:
-    return tasks & (tasks - 1) == 0
+    task_of: list[int | None] = [
+        None if bits & (bits - 1) else bits.bit_length() - 1 for bits in tasks
+    ]
+    junctions = [
+        Junction(own, node, slot, child)
+        for node in order
+        if (own := task_of[node]) is not None
+        for slot, child in enumerate(records[node].inputs)
+        if child is not None and task_of[child.node] is None
+    ]
+    return Trunk(task_of, junctions) if junctions else None
 
 
 def gradients_of_tasks(
     graph: Graph,
     records: Sequence[Record],
-    meeting: Sequence[Junction],
+    trunk: Trunk,
     losses: Sequence[Tensor],
     weight: Tensor,
-    targets: Sequence[Tensor | GradientEdge],
-) -> list[Tensor | None]:
-    """The gradients of all tasks at some places in the trunk, shape (tasks, ...) each.
+    places: Sequence[tuple[int, Place]],
+) -> list[tuple[int | None, Tensor | None]]:
+    """The gradients of all tasks at some places.
 
     Args:
         graph: The graph.
         records: Its records.
-        meeting: Where heads meet the trunk.
+        trunk: What is shared.
         losses: One per task.
         weight: What the losses are multiplied by.
-        targets: Places in the trunk.
+        places: Numbers of nodes, and what to differentiate with respect to there.
+
+    Returns:
+        For each place a task and its gradient, or ``None`` and the gradients of all tasks, shape
+        (tasks, ...). The gradient is ``None`` where no task arrives.
 
     Raises:
         RuntimeError: If some operation cannot be vectorised.
     """
-    tops = list(dict.fromkeys(junction.node for junction in meeting))
+    tops = list(dict.fromkeys(junction.node for junction in trunk.junctions))
     edges = [Edge(node, k) for node in tops for k in range(len(records[node].shapes))]
+    own = [place for node, place in places if trunk.task_of[node] is not None]
     above = gradients_of(
         losses,
         [weight] * len(losses),
-        [GradientEdge(graph.nodes[node], output) for node, output in edges],
+        [*[GradientEdge(graph.nodes[node], output) for node, output in edges], *own],
     )
     cotangents: dict[int, list[Tensor | None]] = {}
-    for (node, _), gradient in zip(edges, above, strict=True):
+    for (node, _), gradient in zip(edges, above, strict=False):
         cotangents.setdefault(node, []).append(gradient)
-    arriving: dict[Edge, Tensor] = {}
-    below: dict[int, tuple[Tensor | None, ...]] = {}
-    for task, node, slot, edge in ((j.task, j.node, j.slot, j.edge) for j in meeting):
-        if all(gradient is None for gradient in cotangents[node]):
-            continue
-        if node not in below:
-            below = {node: local_vjp(graph.nodes[node], cotangents[node])}
-        gradient = below[node][slot]
-        if gradient is not None:
-            _add(arriving, edge, graph, records, len(losses))[task] += gradient.sum_to_size(
-                records[edge.node].shapes[edge.output]
-            )
-    with hooks_silenced(t for t in targets if isinstance(t, Tensor)), warnings.catch_warnings():
+    shared = [place for node, place in places if trunk.task_of[node] is None]
+    alone = iter(above[len(edges) :])
+    together = iter(_downwards(graph, records, trunk, cotangents, shared, len(losses)))
+    return [
+        (task, next(together if task is None else alone))
+        for task in (trunk.task_of[node] for node, _ in places)
+    ]
+
+
+def _downwards(
+    graph: Graph,
+    records: Sequence[Record],
+    trunk: Trunk,
+    cotangents: dict[int, list[Tensor | None]],
+    places: Sequence[Place],
+    tasks: int,
+) -> list[Tensor | None]:
+    blocks: list[Tensor | None] = [None] * len(places)
+    with hooks_silenced(p for p in places if isinstance(p, Tensor)), warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*batching rule.*")
-        return list(
-            torch.autograd.grad(
+        for begin in range(0, tasks if places else 0, _TOGETHER):
+            some = range(begin, min(tasks, begin + _TOGETHER))
+            arriving = _arriving(graph, records, trunk, cotangents, some)
+            if not arriving:
+                continue
+            found = torch.autograd.grad(
                 [GradientEdge(graph.nodes[edge.node], edge.output) for edge in arriving],
-                targets,
+                places,
                 list(arriving.values()),
                 retain_graph=True,
                 allow_unused=True,
                 is_grads_batched=True,
             )
-        )
+            for j, gradients in enumerate(found):
+                if gradients is not None:
+                    block = blocks[j]
+                    if block is None:
+                        block = blocks[j] = gradients.new_zeros(tasks, *gradients.shape[1:])
+                    block[some.start : some.stop] = gradients
+    return blocks
 
 
-def _add(
-    arriving: dict[Edge, Tensor], edge: Edge, graph: Graph, records: Sequence[Record], tasks: int
-) -> Tensor:
-    if edge not in arriving:
-        described = graph.nodes[edge.node]._input_metadata[edge.output]  # type: ignore[attr-defined]
-        shape = records[edge.node].shapes[edge.output]
-        arriving[edge] = torch.zeros(
-            tasks, *shape, dtype=described.dtype, device=described.device
-        )
-    return arriving[edge]
+def _arriving(
+    graph: Graph,
+    records: Sequence[Record],
+    trunk: Trunk,
+    cotangents: dict[int, list[Tensor | None]],
+    tasks: range,
+) -> dict[Edge, Tensor]:
+    """The gradients of some tasks where they enter the trunk, from those in the heads."""
+    found: dict[Edge, Tensor] = {}
+    below: dict[int, tuple[Tensor | None, ...]] = {}
+    for junction in trunk.junctions:
+        node, edge = junction.node, junction.edge
+        if junction.task not in tasks or all(D is None for D in cotangents[node]):
+            continue
+        if node not in below:
+            below = {node: local_vjp(graph.nodes[node], cotangents[node])}
+        gradient = below[node][junction.slot]
+        if gradient is not None:
+            shape = records[edge.node].shapes[edge.output]
+            if edge not in found:
+                found[edge] = gradient.new_zeros(len(tasks), *shape)
+            found[edge][junction.task - tasks.start] += gradient.sum_to_size(shape)
+    return found

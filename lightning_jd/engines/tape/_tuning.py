@@ -6,14 +6,18 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 
-_REPEATS = 2
-_HOPELESS = 4.0  # a variant that is this many times slower in its first run is not run again
+_REPEATS = 2  # after one run that only warms up
+_HOPELESS = 3.0  # a variant that is this many times slower is not repeated
 _REMEMBERED = 512
 
 _choices: OrderedDict[Hashable, str] = OrderedDict()
 
 
-def fastest(key: Hashable, variants: Mapping[str, Callable[[], object]]) -> str:
+def fastest(
+    key: Hashable,
+    variants: Mapping[str, Callable[[], object]],
+    unless: tuple[type[Exception], ...] = (),
+) -> str:
     """The name of the fastest variant, measured once per key.
 
     All variants must give the same result up to rounding, so that the choice cannot matter.
@@ -21,6 +25,7 @@ def fastest(key: Hashable, variants: Mapping[str, Callable[[], object]]) -> str:
     Args:
         key: The shapes and whatever else the durations depend on.
         variants: What to measure; a single one is not run.
+        unless: Errors by which a variant but the first shows that it does not apply.
     """
     if key in _choices:
         _choices.move_to_end(key)
@@ -28,7 +33,12 @@ def fastest(key: Hashable, variants: Mapping[str, Callable[[], object]]) -> str:
     best, shortest = next(iter(variants)), float("inf")
     if len(variants) > 1:
         for name, variant in variants.items():
-            duration = _duration(variant, shortest)
+            try:
+                duration = _duration(variant, shortest)
+            except unless:
+                if name == best and shortest == float("inf"):
+                    raise
+                continue
             if duration < shortest:
                 best, shortest = name, duration
     _choices[key] = best
@@ -39,7 +49,8 @@ def fastest(key: Hashable, variants: Mapping[str, Callable[[], object]]) -> str:
 
 def _duration(variant: Callable[[], object], to_beat: float) -> float:
     shortest = float("inf")
-    for _ in range(1 + _REPEATS):
+    variant()
+    for _ in range(_REPEATS):
         begin = time.perf_counter()
         variant()
         shortest = min(shortest, time.perf_counter() - begin)

@@ -1,0 +1,159 @@
+"""Differentiates all rows, one after the other or all tasks at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor
+
+from lightning_jd.engines._objectives import Objectives
+from lightning_jd.engines.tape._contribution import Contribution
+from lightning_jd.engines.tape._differentiate import gradients_of
+from lightning_jd.engines.tape._graph import Graph
+from lightning_jd.engines.tape._plan import Plan
+from lightning_jd.engines.tape._trunk import Place, Trunk, gradients_of_tasks
+from lightning_jd.engines.tape._tuning import fastest
+
+#: Numbers that rows of instances may take at the same time (256 MB in float32).
+_NUMBERS = 1 << 26
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something to differentiate with respect to.
+
+    Attributes:
+        parameters: The parameters that it is about.
+        node: The number of the operation that consumes them, or of the leaf itself.
+        what: Those parameters themselves, or the output of the operation that consumes them.
+        row: Turns the gradient at the target into what is held of each row; ``None`` holds it.
+        contribution: Turns what is held of all rows into a contribution.
+        path: What it is called.
+    """
+
+    parameters: tuple[int, ...]
+    node: int
+    what: Place
+    row: Callable[[Tensor], Tensor] | None
+    contribution: Callable[[Tensor], Contribution]
+    path: str
+
+
+class Passes:
+    """One pass per row, or per group of tasks.
+
+    Args:
+        graph: The graph.
+        plan: A plan for one owner of everything.
+        objectives: The rows.
+        scale: What the losses are multiplied by before they are differentiated.
+        dtype: The type of the results.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        objectives: Objectives,
+        scale: float | Tensor,
+        dtype: torch.dtype,
+    ) -> None:
+        self.graph, self.plan, self.objectives = graph, plan, objectives
+        self.scale, self.dtype = scale, dtype
+
+    def run(self, targets: Sequence[Target]) -> Iterator[tuple[Target, Tensor | None]]:
+        """What is held of all rows at each target, (m, ...); ``None`` if no row arrives.
+
+        Targets come in groups. Each takes passes of its own, and is over before the next begins, so
+        that the gradients of many rows need not be held everywhere at the same time.
+        """
+        for group in self._groups(targets):
+            held = self._held(group)
+            for target in group:
+                yield target, held.pop(0)
+
+    def _groups(self, targets: Sequence[Target]) -> Iterator[list[Target]]:
+        sizes = [self.objectives.m * self._size(target) for target in targets]
+        parameters = sum(prod(self.plan.records[leaf].shapes[0]) for leaf in self.plan.leaves.values())
+        limit = 2 * (parameters + self.plan.activations)
+        if self.objectives.kind != "tasks":
+            limit = max(limit, _NUMBERS)
+        group: list[Target] = []
+        total = 0
+        for target, size in zip(targets, sizes, strict=True):
+            if group and total + size > limit:
+                yield group
+                group, total = [], 0
+            group.append(target)
+            total += size
+        if group:
+            yield group
+
+    def _size(self, target: Target) -> int:
+        if isinstance(target.what, Tensor) or target.row is not None:
+            return prod(self.plan.records[self.plan.leaves[target.parameters[0]]].shapes[0])
+        return prod(self.plan.records[target.node].shapes[0])
+
+    def _held(self, targets: Sequence[Target]) -> list[Tensor | None]:
+        ways: dict[str, Callable[[], list[Tensor | None]]] = {
+            "one by one": partial(self._one_by_one, targets)
+        }
+        several = isinstance(self.objectives.losses, tuple) and self.objectives.m > 1
+        if several and (trunk := self.plan.trunk(self.graph.roots)) is not None:
+            ways["all at once"] = partial(self._all_at_once, targets, trunk)
+        key = (self.plan.number, *ways, *[target.parameters for target in targets])
+        return ways[fastest(key, ways, unless=(RuntimeError, Warning))]()
+
+    def _one_by_one(self, targets: Sequence[Target]) -> list[Tensor | None]:
+        held: list[Tensor | None] = [None] * len(targets)
+        places = list(dict.fromkeys(target.what for target in targets))
+        for k in range(self.objectives.m):
+            output, weight = self.objectives.row(k)
+            found = gradients_of([output], [weight * self.scale], places)
+            by_place = dict(zip(places, found, strict=True))
+            for j, target in enumerate(targets):
+                if (gradient := by_place[target.what]) is not None:
+                    held[j] = self._put(held[j], k, target, gradient)
+        return held
+
+    def _all_at_once(self, targets: Sequence[Target], trunk: Trunk) -> list[Tensor | None]:
+        places = list(dict.fromkeys((target.node, target.what) for target in targets))
+        losses = self.objectives.outputs
+        weight = torch.ones_like(losses[0]) * self.scale
+        found = gradients_of_tasks(self.graph, self.plan.records, trunk, losses, weight, places)
+        by_place = dict(zip(places, found, strict=True))
+        del found
+        held: list[Tensor | None] = []
+        for target in targets:
+            task, gradients = by_place[target.node, target.what]
+            if gradients is None:
+                held.append(None)
+            elif task is not None:
+                held.append(self._put(None, task, target, gradients))
+            elif target.row is None:
+                held.append(self._unscaled(gradients).to(self.dtype))
+            else:
+                block = None
+                for k, gradient in enumerate(gradients):
+                    block = self._put(block, k, target, gradient)
+                held.append(block)
+        return held
+
+    def _put(self, block: Tensor | None, k: int, target: Target, gradient: Tensor) -> Tensor:
+        row = self._unscaled(gradient)
+        if target.row is not None:
+            row = target.row(row)
+        if block is None:
+            block = row.new_zeros(self.objectives.m, *row.shape, dtype=self.dtype)
+        block[k] = row
+        return block
+
+    def _unscaled(self, gradient: Tensor) -> Tensor:
+        dense = gradient.to_dense() if gradient.is_sparse else gradient
+        if isinstance(self.scale, (int, float)) and self.scale == 1:
+            return dense
+        return dense.to(self.dtype) / self.scale
