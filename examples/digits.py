@@ -152,7 +152,10 @@ def main() -> None:
     print("it decreases (to first order, mean over the steps). Lower is better in all columns.")
     draw(best, arguments.output)
     if arguments.save:
-        curves = {m: {"learning_rate": r, "losses": run.losses} for m, (r, run) in best.items()}
+        curves = {
+            method: {"learning_rate": rate, "losses": run.losses, "damage": run.damage}
+            for method, (rate, run) in best.items()
+        }
         arguments.save.write_text(json.dumps(curves))
     print(f"\nPicture: {arguments.output}")
 

@@ -23,7 +23,7 @@ GRAY, GREEN, BLUE, RED = "tab:gray", "tab:green", "tab:blue", "tab:red"
 
 def geometry(axis: Axes) -> None:
     """Two conflicting gradients, the cone of updates that harm neither, the mean and UPGrad."""
-    J = torch.tensor([[-0.55, 0.75], [2.0, 0.35]], dtype=torch.float64)
+    J = torch.tensor([[-0.75, 0.75], [2.1, 0.25]], dtype=torch.float64)
     rays = torch.stack([torch.stack([J[0, 1], -J[0, 0]]), torch.stack([-J[1, 1], J[1, 0]])])
     rays = 4 * rays / rays.norm(dim=1, keepdim=True)
     axis.add_patch(Polygon([(0, 0), *rays.tolist()], color=GREEN, alpha=0.13, linewidth=0))
@@ -43,14 +43,13 @@ def geometry(axis: Axes) -> None:
 
 
 def training(axis: Axes, file: Path) -> None:
-    """Loss curves of examples/digits.py."""
+    """What examples/digits.py measures: how much damage the updates do."""
     for method, run in json.loads(file.read_text()).items():
         color = {"mean": GRAY, "upgrad": GREEN}[method]
-        losses = torch.tensor(run["losses"]).unfold(0, 32, 1).mean(dim=1)
-        axis.plot(losses, color=color, lw=2, label=f"{method} (lr {run['learning_rate']:.2g})")
-    axis.set(
-        yscale="log", xlabel="step", ylabel="training loss", title="One loss per example (digits)"
-    )
+        damage = 100 * torch.tensor(run["damage"]).unfold(0, 32, 1).mean(dim=1)
+        axis.plot(damage, color=color, lw=2, label={"mean": "mean", "upgrad": "UPGrad"}[method])
+    axis.set(xlabel="step", ylabel="increases / decreases of losses, %", ylim=0)
+    axis.set_title("Damage done to single examples (digits)")
     axis.legend(frameon=False)
     axis.grid(alpha=0.3)
 
@@ -58,9 +57,9 @@ def training(axis: Axes, file: Path) -> None:
 CASES = {
     "cifar10-upgrad": "CIFAR-10 CNN\nUPGrad, batch 32",
     "mlp-256": "MLP\nbatch 256",
-    "resnet18": "ResNet-18\nbatch 32",
     "transformer": "transformer\nbatch 32",
     "mlp-8-tasks": "MLP\n8 tasks",
+    "mlp-40-tasks": "MLP\n40 tasks",
 }
 
 
@@ -77,13 +76,13 @@ def cost(axis: Axes, file: Path) -> None:
     ):
         axis.barh(positions + offset, values, 0.4, color=color, label=label)
         for y, value in enumerate(values):
-            axis.text(value * 1.06, y + offset, f"{value:.2g}x", va="center", fontsize=8)
+            axis.text(value * 1.06, y + offset, f"{value:.1f}x" if value < 10 else f"{value:.0f}x", va="center", fontsize=8)
     axis.axvline(1, color="black", lw=1, ls=":")
     axis.set(xscale="log", xlim=(0.5, 3 * max(theirs)))
     axis.set_yticks(positions, list(rows), fontsize=8)
     axis.set(xlabel="cost of a step / plain SGD", title="What it costs")
     axis.invert_yaxis()
-    axis.legend(frameon=False, loc="lower right")
+    axis.legend(frameon=False, loc="upper right")
 
 
 def main(digits: str, engines: str) -> None:
