@@ -72,6 +72,11 @@ def half_rank(m: int, seed: int = 0) -> Tensor:
     return _gramian(_normal(seed, m, max(1, m // 2)))
 
 
+def quarter_rank(m: int, seed: int = 0) -> Tensor:
+    """Four times as many objectives as parameters: stationary, most eigenvalues are zero."""
+    return _gramian(_normal(seed, m, max(1, m // 4)))
+
+
 def cnn_like(m: int, seed: int = 0) -> Tensor:
     """A trained classifier's last layer: similar features, ten classes, few large residuals."""
     features = 1 + _normal(seed, m, 64)
@@ -121,6 +126,7 @@ FAMILIES: dict[str, Family] = {
         wild_norms,
         ill_conditioned,
         half_rank,
+        quarter_rank,
         cnn_like,
         stationary,
         opposite_rows,

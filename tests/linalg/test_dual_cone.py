@@ -280,6 +280,28 @@ def test_a_gramian_that_is_indefinite_by_rounding_is_no_problem(reg: float) -> N
             assert weights.max() <= 10 / size  # no more than the noise allows
 
 
+def test_a_squared_norm_that_underflows_counts_as_no_gradient() -> None:
+    J = torch.randn(5, 9, dtype=torch.float64)
+    J[3] = -1e-20 * J[0]
+    G = (J @ J.T).to(torch.float32)
+    assert 0 < G[3, 3] < torch.finfo(torch.float32).tiny  # few digits are left of it
+    for solver in ("auto", "batched"):
+        weights = dual_cone_weights(G, eye(5), reg=0.0, solver=solver)
+        assert_close(weights[:, 3], eye(5)[:, 3].to(G), rtol=0, atol=0)
+        certify(G, eye(5), weights, 0.0)
+    weights = dual_cone_weights(J @ J.T, eye(5), reg=0.0)  # in float64 it counts like any other
+    certify(J @ J.T, eye(5), weights, 0.0)
+    assert weights[0, 3] > 1e18
+
+
+def test_a_regularisation_below_the_noise_still_gives_an_answer() -> None:
+    G = FAMILIES["stationary"](40, 0).to(torch.bfloat16)  # eigenvalues down to -1e-2 of the mean
+    for solver in ("auto", "batched"):
+        weights = upgrad_weights(G, reg=1e-4, solver=solver)
+        assert weights.isfinite().all()
+        assert weights.max() < 1e4
+
+
 def test_a_negative_diagonal_counts_as_no_gradient() -> None:
     G = FAMILIES["gaussian"](6, 0)
     G[2], G[:, 2] = 1e-9, 1e-9

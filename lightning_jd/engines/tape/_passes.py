@@ -78,8 +78,7 @@ class Passes:
 
     def _groups(self, targets: Sequence[Target]) -> Iterator[list[Target]]:
         sizes = [self.objectives.m * self._size(target) for target in targets]
-        parameters = sum(prod(self.plan.records[leaf].shapes[0]) for leaf in self.plan.leaves.values())
-        limit = 2 * (parameters + self.plan.activations)
+        limit = self._limit()
         if self.objectives.kind != "tasks":
             limit = max(limit, _NUMBERS)
         group: list[Target] = []
