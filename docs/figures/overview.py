@@ -76,7 +76,13 @@ def cost(axis: Axes, file: Path) -> None:
     ):
         axis.barh(positions + offset, values, 0.4, color=color, label=label)
         for y, value in enumerate(values):
-            axis.text(value * 1.06, y + offset, f"{value:.1f}x" if value < 10 else f"{value:.0f}x", va="center", fontsize=8)
+            axis.text(
+                value * 1.06,
+                y + offset,
+                f"{value:.1f}x" if value < 10 else f"{value:.0f}x",
+                va="center",
+                fontsize=8,
+            )
     axis.axvline(1, color="black", lw=1, ls=":")
     axis.set(xscale="log", xlim=(0.5, 3 * max(theirs)))
     axis.set_yticks(positions, list(rows), fontsize=8)

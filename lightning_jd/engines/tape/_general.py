@@ -71,7 +71,6 @@ def add_rows(
         if found is not None:
             keeps = cotangents <= room or target.path != "kernel"
             ledger.add(target.contribution(found), keeps=keeps)
-            del found  # before the next one is computed
     return {position: target.path for target in targets for position in target.parameters}
 
 

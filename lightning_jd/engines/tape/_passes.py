@@ -78,7 +78,8 @@ class Passes:
 
     def _groups(self, targets: Sequence[Target]) -> Iterator[list[Target]]:
         sizes = [self.objectives.m * self._size(target) for target in targets]
-        limit = self._limit()
+        parameters = sum(prod(self.plan.records[leaf].shapes[0]) for leaf in self.plan.leaves.values())
+        limit = 2 * (parameters + self.plan.activations)
         if self.objectives.kind != "tasks":
             limit = max(limit, _NUMBERS)
         group: list[Target] = []
