@@ -78,7 +78,9 @@ class Passes:
 
     def _groups(self, targets: Sequence[Target]) -> Iterator[list[Target]]:
         sizes = [self.objectives.m * self._size(target) for target in targets]
-        parameters = sum(prod(self.plan.records[leaf].shapes[0]) for leaf in self.plan.leaves.values())
+        parameters = sum(
+            prod(self.plan.records[leaf].shapes[0]) for leaf in self.plan.leaves.values()
+        )
         limit = 2 * (parameters + self.plan.activations)
         if self.objectives.kind != "tasks":
             limit = max(limit, _NUMBERS)
@@ -106,7 +108,12 @@ class Passes:
         if several and (trunk := self.plan.trunk(self.graph.roots)) is not None:
             ways["all at once"] = partial(self._all_at_once, targets, trunk)
         key = (self.plan.number, *ways, *[target.parameters for target in targets])
-        return ways[fastest(key, ways, unless=(RuntimeError, Warning))]()
+        try:
+            return ways[fastest(key, ways, unless=(RuntimeError, Warning))]()
+        except RuntimeError:
+            # Code that was compiled since the choice was made may not take batched gradients; what
+            # is a true error is raised again here.
+            return self._one_by_one(targets)
 
     def _one_by_one(self, targets: Sequence[Target]) -> list[Tensor | None]:
         held: list[Tensor | None] = [None] * len(targets)

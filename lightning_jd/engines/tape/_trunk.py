@@ -151,7 +151,7 @@ def _downwards(
                 continue
             found = torch.autograd.grad(
                 [GradientEdge(graph.nodes[edge.node], edge.output) for edge in arriving],
-                places,
+                places,  # type: ignore[arg-type]  # parameters and edges may be mixed
                 list(arriving.values()),
                 retain_graph=True,
                 allow_unused=True,
