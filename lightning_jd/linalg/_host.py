@@ -20,8 +20,8 @@ Rows: TypeAlias = NDArray[np.intp] | slice
 
 ALL = slice(None)
 MASKED = 16  # up to this m, systems of full size with rows of the identity beat gathering
-ROUNDS = 6
-FEW = 6  # so many rows that a round left are finished one by one, unless systems are masked
+ROUNDS = 6  # then the rows that are left are finished one by one
+FEW = 6  # so many are finished one by one in any round, unless systems are masked
 
 # The guess. Small problems take few iterations; above FIXED it pays to look when to stop.
 TINY_RHO = 0.8
@@ -36,9 +36,12 @@ def solve(C: Array, Q: Array, noise: float, *, well_conditioned: bool) -> Array:
     if well_conditioned or is_positive_definite(C, _stages.WELL_CONDITIONED):
         with suppress(np.linalg.LinAlgError):
             Z, W = _pivot(C, Q, _guess_positive(C, Q))
-            residual = np.abs(np.minimum(Z, W)).max(axis=1) / (1 + Z.max(axis=1))
+            # A row that is not solved has a negative entry here, or there: clamp only afterwards.
+            residual = np.abs(np.minimum(Z, W))
+            if residual.max() > _stages.TOLERANCE:
+                residual /= 1 + Z.max(axis=1, keepdims=True)
             if residual.max() <= _stages.TOLERANCE:
-                return Z
+                return np.maximum(Z, 0, out=Z)
     return _stages.solve(torch.from_numpy(C), torch.from_numpy(Q), noise).numpy()
 
 
@@ -92,7 +95,7 @@ def _iterate(
 def _pivot(C: Array, Q: Array, positive: Mask) -> tuple[Array, Array]:
     """``Z`` and ``W = ZC + Q`` by block principal pivoting from the sets ``positive``.
 
-    There is no guard against cycles: rows that do not finish in a few rounds stay infeasible.
+    Rows that do not finish at all are left with entries of the wrong sign.
     """
     if len(C) <= MASKED:
         return _rounds(_Masked(C, Q), C, Q, positive)
@@ -110,15 +113,16 @@ def _rounds(
 ) -> tuple[Array, Array]:
     Z = z = systems.solve(ALL, positive)
     W = w = z @ C + Q
-    rows = np.arange(len(Q))
-    for _ in range(ROUNDS):
+    rows: NDArray[np.intp] | None = None
+    for round_ in range(ROUNDS + 1):
         scale = 1 + z.max(axis=1, keepdims=True)
         wrong = np.where(positive, z, w) < -_pivoting.WRONG_SIGN * scale
         left = wrong.any(axis=1)
         if not left.any():
             break
-        rows, positive = rows[left], (positive ^ wrong)[left]
-        if len(rows) <= FEW and len(C) > MASKED:
+        rows = left.nonzero()[0] if rows is None else rows[left]
+        positive = (positive ^ wrong)[left]
+        if round_ == ROUNDS or (len(rows) <= FEW and len(C) > MASKED):
             for row, guess in zip(rows, positive, strict=True):
                 found = exchange(C, Q[row], guess)
                 if found is not None:
@@ -127,7 +131,7 @@ def _rounds(
         z = systems.solve(rows, positive)
         w = z @ C + Q[rows]
         Z[rows], W[rows] = z, w
-    return np.maximum(Z, 0, out=Z), W
+    return Z, W
 
 
 class _Masked:

@@ -17,7 +17,7 @@ from lightning_jd.linalg._pivoting import pivot
 TOLERANCE = 1e-12  # of the natural residual
 WELL_CONDITIONED = 5e-5  # least eigenvalue at which a shared pivot is still accurate
 UNIQUE = 1e-7  # least eigenvalue from which z is unique for all practical purposes
-PROXIMAL = 1e-8  # added to the diagonal while pivoting, and then taken back step by step
+PROXIMAL, LEAST_PROXIMAL = 1e-8, 1e-12  # added to the diagonal, and taken back step by step
 PROXIMAL_STEPS = 12
 ROUNDS = 12  # of pivoting; what takes more cycles, or nearly so
 POLISH = 3  # rounds after an interior point
@@ -51,19 +51,25 @@ def _finish(C: Tensor, Q: Tensor, Z: Tensor, positive: Tensor) -> Tensor:
 
 
 def _proximal(C: Tensor, Q: Tensor, positive: Tensor) -> Tensor:
-    """Solve with ``C + εI``; move the centre of the proximal term until ε has no effect."""
+    """Solve with ``C + εI``; move the centre of the proximal term until ε has no effect.
+
+    A step divides the error along an eigenvalue λ by ``1 + λ / ε``, so that ε has to decrease for
+    the smallest ones. It starts well above rounding: with a centre of zero, that is what selects
+    the shortest solution.
+    """
     epsilon = 0.0 if is_positive_definite(C, UNIQUE) else PROXIMAL
-    H = C + epsilon * torch.eye(len(C), dtype=C.dtype, device=C.device)
+    identity = torch.eye(len(C), dtype=C.dtype, device=C.device)
     Z = torch.zeros_like(Q)
     rows = torch.arange(len(Q), device=C.device)
     for _ in range(PROXIMAL_STEPS):
         q = Q[rows]
-        z = _pivot_or_interior(H, q - epsilon * Z[rows], positive)
+        z = _pivot_or_interior(C + epsilon * identity, q - epsilon * Z[rows], positive)
         Z[rows] = z
         left = (~(natural_residual(C, q, z) <= TOLERANCE)).nonzero().flatten()  # host sync
         rows, positive = rows[left], z[left] > 0
         if len(rows) == 0 or epsilon == 0:
             break
+        epsilon = max(epsilon / 4, LEAST_PROXIMAL)
     return Z
 
 

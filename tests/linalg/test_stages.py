@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from lightning_jd.linalg import _arrays, _host, _interior, _pivoting, _stages, dual_cone_weights
+from lightning_jd.linalg import (
+    _arrays,
+    _host,
+    _interior,
+    _pivoting,
+    _single,
+    _stages,
+    dual_cone_weights,
+)
 from lightning_jd.linalg._guess import guess_positive
 from lightning_jd.linalg._scaling import noise_level, to_finite, unit_diagonal, work_device
 from tests.helpers.gramians import FAMILIES
@@ -104,6 +112,23 @@ def test_what_numpy_leaves_is_finished_by_the_robust_stages(
             patch.setattr(_host, failing, useless if failing == "_guess_positive" else singular)
             patch.setattr(_host, "ROUNDS", 1)
             assert_close(dual_cone_weights(G, eye), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("exchange", [_single.exchange, lambda *_: None], ids=["single", "none"])
+@pytest.mark.parametrize("guess", [np.zeros_like, np.ones_like])
+def test_no_wrong_sign_is_overlooked_when_the_rounds_are_over(
+    guess: Callable[..., np.ndarray],
+    exchange: Callable[..., object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_host, "_guess_positive", lambda C, Q: guess(Q, dtype=bool))
+    monkeypatch.setattr(_host, "exchange", exchange)
+    for rounds in (0, 1, 2):
+        monkeypatch.setattr(_host, "ROUNDS", rounds)
+        for m in (6, M):
+            C = unit_diagonal(FAMILIES["gaussian"](m, 0), 0.0).C
+            Z = torch.from_numpy(_host.solve(C.numpy(), C.numpy(), 0.0, well_conditioned=True))
+            assert is_solved(C, Z)
 
 
 @pytest.mark.parametrize("shared", [True, False])
