@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
+import torch
 from torch import Tensor
 
 from lightning_jd.errors import ArgumentError, ShapeError
@@ -23,14 +25,20 @@ def checked_preference(preference: Sequence[float] | None) -> tuple[float, ...] 
 
 def preference_for(preference: tuple[float, ...] | None, gramian: Tensor) -> Tensor:
     """The preference as a tensor ``(m,)``, 1/m each for ``None``."""
-    m = len(gramian)
+    m = gramian.shape[0]
     if preference is None:
-        return gramian.new_full((m,), 1 / m)
+        return _uniform(m, gramian.dtype, gramian.device)
     if len(preference) != m:
         raise ShapeError(
             f"`preference` must have one entry per objective ({m}), got {len(preference)}."
         )
     return gramian.new_tensor(preference)
+
+
+@lru_cache(maxsize=64)
+def _uniform(m: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Kept, because making it takes as long as a small program does; nobody may write to it."""
+    return torch.full((m,), 1 / m, dtype=dtype, device=device)
 
 
 def checked_reg(reg: float) -> float:

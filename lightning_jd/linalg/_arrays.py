@@ -23,14 +23,14 @@ def unit_diagonal(G: Array, reg: float, underflow: float) -> UnitDiagonalArray:
     """The NumPy twin of :func:`lightning_jd.linalg._scaling.unit_diagonal`."""
     m = len(G)
     diagonal = G.diagonal()
-    if diagonal.min() <= underflow:
+    if np.minimum.reduce(diagonal) <= underflow:
         diagonal = np.where(diagonal > underflow, diagonal, 0)
-    largest = diagonal.max()
+    largest = np.maximum.reduce(diagonal)
     if largest == 0:
         return UnitDiagonalArray(np.eye(m), diagonal, diagonal)
     if not MODERATE[0] < largest < MODERATE[1]:
         G, diagonal = G / largest, diagonal / largest
-    trace = diagonal.sum()
+    trace = np.add.reduce(diagonal)
     d = np.sqrt(diagonal / trace + reg)
     inverse = 1 / d if reg > 0 else np.divide(1, d, out=np.zeros(m), where=d > 0)
     C = G * (inverse * (0.5 / trace))

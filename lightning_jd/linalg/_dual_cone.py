@@ -20,8 +20,6 @@ from lightning_jd.linalg._scaling import (
 )
 from lightning_jd.linalg._single import solve_single
 
-FEW = 4  # up to so many targets are solved one by one on a CPU
-
 
 def dual_cone_weights(
     gramian: Tensor, targets: Tensor, *, reg: float = 1e-4, solver: str = "auto"
@@ -68,14 +66,14 @@ def dual_cone_weights(
                 [1.0000, 1.0000]])
     """
     _check(gramian, reg, solver)
-    if targets.ndim not in (1, 2) or targets.shape[-1] != len(gramian):
+    if targets.ndim not in (1, 2) or targets.shape[-1] != gramian.shape[0]:
         raise ShapeError(
             f"`targets` must have shape (k, {len(gramian)}) or ({len(gramian)},), "
             f"got {tuple(targets.shape)}."
         )
     if targets.numel() == 0:
         return targets.detach().to(gramian)
-    if gramian.device.type == "cpu" and solver == "auto":
+    if solver == "auto" and gramian.is_cpu:
         return _project_on_host(gramian, targets, reg)
     weights = _project(gramian, targets.reshape(-1, len(gramian)), reg, solver)
     return weights.reshape(targets.shape)
@@ -117,13 +115,13 @@ def upgrad_weights(
         tensor([0.2924, 1.9006, 1.9006])
     """
     _check(gramian, reg, solver)
-    m = len(gramian)
+    m = gramian.shape[0]
     if preference is not None and preference.shape != (m,):
         raise ShapeError(
             f"`preference` must have one entry per objective ({m}), got shape "
             f"{tuple(preference.shape)}."
         )
-    if gramian.device.type == "cpu" and solver == "auto" and m > 2:
+    if solver == "auto" and gramian.is_cpu and m > 2:
         return _upgrad_on_host(gramian, preference, reg)
     check_finite("gramian", gramian)
     if preference is None:
@@ -169,37 +167,34 @@ def _project(gramian: Tensor, U: Tensor, reg: float, solver: str) -> Tensor:
 
 def _project_on_host(gramian: Tensor, targets: Tensor, reg: float) -> Tensor:
     G, U = _to_array("gramian", gramian), _to_array("targets", targets.cpu())
-    if U.ndim == 1:
-        U = U[None]
     C, d, inverse = _arrays.unit_diagonal(G, reg, underflow_level(gramian.dtype))
-    Y = U * d
-    Q = Y @ C
-    noise, certain = noise_level(gramian.dtype, len(G)), _is_certain(reg, d)
-    if len(Y) <= FEW:
-        Z = np.array([solve_single(C, q, noise, unique=certain or None) for q in Q])
+    noise, certain = noise_level(gramian.dtype, len(G)), _is_certain(reg)
+    if U.ndim == 1:
+        Z = solve_single(C, (U * d) @ C, noise, unique=certain or None)
     else:
+        Y = U * d
         size = np.abs(Y).max(axis=1, keepdims=True)
         size[size == 0] = 1
-        Z = _host.solve(C, Q / size, noise, well_conditioned=certain) * size
-    return _to_tensor((U + inverse * Z).reshape(targets.shape), gramian.dtype, certain)
+        Z = _host.solve(C, (Y / size) @ C, noise, well_conditioned=certain) * size
+    return _to_tensor(U + inverse * Z, gramian.dtype, certain)
 
 
 def _upgrad_on_host(gramian: Tensor, preference: Tensor | None, reg: float) -> Tensor:
     """``upgrad_weights`` with as few calls as possible: at m = 8 the calls are the cost."""
-    m = len(gramian)
+    m = gramian.shape[0]
     G = _to_array("gramian", gramian)
-    p = np.full(m, 1 / m) if preference is None else _to_array("preference", preference.cpu())
+    p = 1 / m if preference is None else _to_array("preference", preference.cpu())
     C, d, inverse = _arrays.unit_diagonal(G, reg, underflow_level(gramian.dtype))
-    certain = _is_certain(reg, d)
+    certain = _is_certain(reg)
     if C.min() >= 0:  # nobody conflicts
-        return _to_tensor(p.copy(), gramian.dtype, certain)
+        return _to_tensor(p + np.zeros(m), gramian.dtype, certain)
     Z = _host.solve(C, C, noise_level(gramian.dtype, m), well_conditioned=certain)
     return _to_tensor(p + inverse * ((p * d) @ Z), gramian.dtype, certain)
 
 
-def _is_certain(reg: float, d: Array) -> bool:
+def _is_certain(reg: float) -> bool:
     """Whether ``reg`` alone makes C well-conditioned: no eigenvalue is below ``reg / max d²``."""
-    return bool(reg >= _stages.WELL_CONDITIONED * d.max() ** 2)
+    return reg >= _stages.WELL_CONDITIONED * (1 + reg)
 
 
 def _to_array(name: str, tensor: Tensor) -> Array:

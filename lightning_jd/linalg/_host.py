@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from lightning_jd.linalg import _guess, _pivoting, _stages
+from lightning_jd.linalg import _guess, _least_squares, _pivoting, _stages
 from lightning_jd.linalg._arrays import Array, Mask, is_positive_definite
 from lightning_jd.linalg._single import exchange
 
@@ -24,7 +24,7 @@ ROUNDS = 6  # then the rows that are left are finished one by one
 FEW = 6  # so many are finished one by one in any round, unless systems are masked
 
 # The guess. Small problems take few iterations; above FIXED it pays to look when to stop.
-TINY_RHO = 0.8
+MASKED_RHO = 0.8
 FIXED, FIXED_RHO = 48, 0.6
 FIRST, BURST, LAST = 9, 4, 33
 # Where so many rows still change after the first iterations, most eigenvalues are tiny.
@@ -34,8 +34,11 @@ UNSETTLED, SLOW_RHO, SLOW_ITERATIONS = 0.4, 0.05, 36
 def solve(C: Array, Q: Array, noise: float, *, well_conditioned: bool) -> Array:
     """Solve all rows of ``Q`` (k, m); the eigenvalues of ``C`` are known up to ``noise``."""
     if well_conditioned or is_positive_definite(C, _stages.WELL_CONDITIONED):
-        with suppress(np.linalg.LinAlgError):
-            Z, W = _pivot(C, Q, _guess_positive(C, Q))
+        with suppress(np.linalg.LinAlgError, RuntimeError):
+            if len(C) <= _least_squares.TINY:
+                Z, W = _least_squares.solve_rows(C, Q)
+            else:
+                Z, W = _pivot(C, Q, _guess_positive(C, Q))
             # A row that is not solved has a negative entry here, or there: clamp only afterwards.
             residual = np.abs(np.minimum(Z, W))
             if residual.max() > _stages.TOLERANCE:
@@ -49,7 +52,7 @@ def _guess_positive(C: Array, Q: Array) -> Mask:
     """The NumPy twin of :func:`lightning_jd.linalg._guess.guess_positive`."""
     m = len(C)
     if m <= MASKED:
-        step, constant = _iteration(C, Q, TINY_RHO)
+        step, constant = _iteration(C, Q, MASKED_RHO)
         return _iterate(constant.copy(), step, constant, 6 + m // 4) > 0
     step, constant = _iteration(C, Q, _guess.RHO if m > FIXED else FIXED_RHO, np.float32)
     x = constant.copy()

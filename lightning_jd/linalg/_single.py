@@ -1,15 +1,13 @@
 """One right-hand side (DualProj, MGDA, CAGrad): pivoting without the machinery for many."""
 
 import math
-from collections.abc import Callable
-from functools import cache
-from typing import cast
 
 import numpy as np
 import torch
 
 from lightning_jd.linalg import _pivoting, _stages
 from lightning_jd.linalg._arrays import Array, Mask, is_positive_definite
+from lightning_jd.linalg._lapack import routines
 
 ROUNDS = 40
 
@@ -49,7 +47,7 @@ def solve_single(
 
 def exchange(C: Array, q: Array, positive: Mask) -> tuple[Array, Array] | None:
     """``z`` and ``w`` by block principal pivoting; None if not found, or not accurate."""
-    solve = _cholesky_solver()
+    solve = routines().dposv
     fewest, patience = len(q) + 1, _pivoting.PATIENCE
     for _ in range(ROUNDS):
         P = positive.nonzero()[0]
@@ -75,11 +73,3 @@ def exchange(C: Array, q: Array, positive: Mask) -> tuple[Array, Array] | None:
             wrong[: wrong.nonzero()[0][-1]] = False
         positive = positive ^ wrong
     return None
-
-
-@cache
-def _cholesky_solver() -> Callable[..., tuple[Array, Array, int]]:
-    """LAPACK's own, a fifth of the overhead of ``np.linalg.solve``; imported at the first call."""
-    from scipy.linalg.lapack import dposv  # type: ignore[import-untyped]  # it has no stubs
-
-    return cast(Callable[..., tuple[Array, Array, int]], dposv)
