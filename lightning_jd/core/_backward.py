@@ -26,6 +26,7 @@ def backward(
     select: Select = "all",
     groups: Groups = None,
     memory: Literal["fast", "low"] = "fast",
+    retain_graph: bool = False,
 ) -> Report:
     r"""Aggregate the gradients of several losses into ``.grad``.
 
@@ -35,7 +36,7 @@ def backward(
     .. math:: \mathcal A(J) = J^\top w, \qquad w = \text{weights}(J J^\top).
 
     Gradients are added to what ``.grad`` holds, and hooks of the parameters run, as with
-    ``Tensor.backward``. Afterwards the graph of the losses may be freed.
+    ``Tensor.backward``.
 
     Args:
         losses: A 1-D tensor (one loss per instance), a 2-D tensor (instance and task), a list of
@@ -52,6 +53,8 @@ def backward(
             aggregation per module, or a function from the name of a parameter to its group. Every
             group costs a backward pass of its own.
         memory: ``"fast"`` keeps activation gradients; ``"low"`` ends with an ordinary backward.
+        retain_graph: Whether the losses can be differentiated again afterwards; otherwise their
+            graph may be freed.
 
     Returns:
         Gramian, weights, the path that each parameter took, and milliseconds.
@@ -73,7 +76,12 @@ def backward(
     objectives = Objectives.of(losses)
     selection = select_parameters(objectives, named_parameters_of(params), select)
     update = compute_update(
-        objectives, selection, resolve(aggregator), groups=groups, memory=memory
+        objectives,
+        selection,
+        resolve(aggregator),
+        groups=groups,
+        memory=memory,
+        retain_graph=retain_graph,
     )
     update.surrogate().backward()
     return update.report

@@ -66,6 +66,7 @@ def through_gramian(
     memory: Literal["fast", "low"],
     scale: float | Tensor,
     overflow: Overflow,
+    retain_graph: bool,
 ) -> None:
     """Gramian of each group, weights of each group, then ``Jᵀ w`` of each group."""
     tapes = {
@@ -80,8 +81,9 @@ def through_gramian(
         chosen[group] = aggregator.weights(G) if finite else torch.full_like(G[0], 1 / len(G))
         progress.reports[group] = GroupReport(G, chosen[group], _names(members[group]))
     progress.lap("weights")
-    for group, tape in tapes.items():
-        gradients = tape.gradients(chosen[group])
+    while tapes:
+        group, tape = tapes.popitem()  # and let go of it: the next one needs memory too
+        gradients = tape.gradients(chosen[group], retain_graph=retain_graph or len(tapes) > 0)
         progress.found.update(zip(_names(members[group]), gradients, strict=True))
         progress.paths.update(tape.paths)
     progress.lap("gradients")

@@ -47,6 +47,7 @@ def compute_update(
     memory: Literal["fast", "low"] = "fast",
     scale: float | Tensor = 1.0,
     overflow: Overflow = "raise",
+    retain_graph: bool = False,
 ) -> Update:
     """Compute the gradients of one step of Jacobian descent without touching ``.grad``.
 
@@ -55,7 +56,7 @@ def compute_update(
     that of the sum over tasks of the mean over instances.
 
     Args:
-        objectives: The losses; their graph may be freed.
+        objectives: The losses.
         selection: The parameters, from :func:`lightning_jd.engines.select`.
         aggregator: The method.
         groups: ``None``, ``"layer"`` or a function from the name of a parameter to its group.
@@ -64,6 +65,7 @@ def compute_update(
             so that half-precision gradients do not underflow.
         overflow: If losses are finite but gradients are not: ``"raise"``, or ``"mean"`` to weigh
             all rows alike and let a GradScaler skip the step.
+        retain_graph: Whether the graph of the losses is kept; otherwise it may be freed.
 
     Raises:
         NonFiniteError: If a loss, or the gradient of one, is NaN or infinite.
@@ -89,6 +91,7 @@ def compute_update(
                 memory=memory,
                 scale=scale,
                 overflow=overflow,
+                retain_graph=retain_graph,
             )
         else:
             through_jacobian(

@@ -98,7 +98,8 @@ class Session:
         named = _parameters(module, args, kwargs)
         try:
             with full_precision(strategy.root_device), explained_compile_errors():
-                scalar = self._scalar(objectives, named, strategy, loss)
+                keep = bool(kwargs.get("retain_graph"))
+                scalar = self._scalar(objectives, named, strategy, loss, retain_graph=keep)
         except NonFiniteError as error:
             loop, epoch = module.trainer.fit_loop, module.trainer.current_epoch
             place = f"batch {loop.batch_idx} of epoch {epoch}"
@@ -115,7 +116,13 @@ class Session:
         self._pending = self._collected = None
 
     def _scalar(
-        self, objectives: Objectives, named: NamedParameters, strategy: Any, loss: Any
+        self,
+        objectives: Objectives,
+        named: NamedParameters,
+        strategy: Any,
+        loss: Any,
+        *,
+        retain_graph: bool,
     ) -> Tensor:
         """What Lightning differentiates in the place of ``loss``."""
         trainer = strategy.lightning_module.trainer
@@ -124,7 +131,10 @@ class Session:
         scale = loss_scale(strategy.precision_plugin, strategy.root_device, terms)
         if self.settings.accumulation == "step" and pieces > 1:
             return self._accumulated(objectives, named, strategy, loss, scale)
-        step = compute_step(objectives, named, self.settings, scale, expects_all(strategy.model))
+        everywhere = expects_all(strategy.model)
+        step = compute_step(
+            objectives, named, self.settings, scale, everywhere, retain_graph=retain_graph
+        )
         self.report = step.update.report
         self.skipped += step.dropped
         scalar = step.update.surrogate()

@@ -27,15 +27,17 @@ def compute_step(
     settings: Settings,
     scale: Tensor | None = None,
     everywhere: bool = True,
+    retain_graph: bool = False,
 ) -> Step:
     """Compute the update of one batch, on one process or on all of them.
 
     Args:
-        objectives: The losses; their graph may be freed.
+        objectives: The losses.
         named: The parameters.
         settings: The method and its options.
         scale: The factor of a GradScaler. Gradients that are not finite are its business then.
         everywhere: On several processes, see :meth:`Accumulation.update`.
+        retain_graph: Whether the graph of the losses is kept; otherwise it may be freed.
 
     Raises:
         NonFiniteError: If a loss or gradient is NaN or infinite, unless that is to be skipped.
@@ -50,6 +52,7 @@ def compute_step(
                 memory=settings.memory,
                 scale=1.0 if scale is None else scale,
                 overflow="raise" if scale is None else "mean",
+                retain_graph=retain_graph,
             )
             return Step(update, 0)
         except NonFiniteError:

@@ -182,6 +182,29 @@ def test_an_aggregator_that_is_no_weighting_sees_the_jacobian(model: TwoTasks, x
 
 
 @pytest.mark.parametrize("memory", ["fast", "low"])
+@pytest.mark.parametrize("groups", [None, "layer"])
+def test_a_retained_graph_can_be_differentiated_again(
+    model: TwoTasks, x: Tensor, memory: str, groups: str | None
+) -> None:
+    losses = model(x)
+    for _ in range(2):
+        backward(losses, model, "upgrad", memory=memory, groups=groups, retain_graph=True)
+    twice = grads(model)
+    model.zero_grad()
+    backward(losses, model, "upgrad", groups=groups)
+    for name, gradient in grads(model).items():
+        if gradient is not None:
+            assert_close(twice[name], 2 * gradient)
+
+
+def test_low_memory_frees_the_graph_as_plain_training_does(model: TwoTasks, x: Tensor) -> None:
+    losses = model(x)
+    backward(losses, model, "upgrad", memory="low")
+    with pytest.raises(RuntimeError, match="second time"):
+        losses["depth"].backward()
+
+
+@pytest.mark.parametrize("memory", ["fast", "low"])
 @pytest.mark.parametrize("select", ["all", "trunk.*"])
 def test_hooks_of_the_parameters_run_as_in_plain_training(
     model: TwoTasks, x: Tensor, memory: str, select: str

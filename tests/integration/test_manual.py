@@ -104,9 +104,10 @@ class Calling(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
-def test_the_graph_can_be_retained() -> None:
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_the_graph_can_be_retained(memory: str) -> None:
     module, loop = Calling(retain_graph=True), Calling()
-    fit(module, callbacks=[JacobianDescent("mgda")])
+    fit(module, callbacks=[JacobianDescent("mgda", memory=memory)])
     optimizer = loop.configure_optimizers()
     for _ in range(2):
         for batch in batches():

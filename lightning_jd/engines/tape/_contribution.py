@@ -36,6 +36,10 @@ class Contribution(ABC):
     def gradients(self, weights: Tensor) -> list[Tensor]:
         r""":math:`J^\top w`, one flat tensor of shape (size,) per parameter."""
 
+    def lean_gramian(self) -> Tensor:
+        """The same with little memory for temporary results, and perhaps slower."""
+        return self.gramian()
+
     def merged(self, others: Sequence[Contribution]) -> Contribution | None:
         """This and other uses of the same parameters in one; ``None`` if there is no short cut."""
         return None

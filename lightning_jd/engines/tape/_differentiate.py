@@ -12,9 +12,13 @@ from lightning_jd.engines._hooks import hooks_silenced
 
 
 def gradients_of(
-    outputs: Sequence[Tensor], weights: Sequence[Tensor], targets: Sequence[Tensor | GradientEdge]
+    outputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    targets: Sequence[Tensor | GradientEdge],
+    *,
+    retain_graph: bool = True,
 ) -> tuple[Tensor | None, ...]:
-    """The gradient of the weighted sum of some outputs; the graph is kept.
+    """The gradient of the weighted sum of some outputs.
 
     The sum is formed first: asked for ``grad_outputs``, ``torch.autograd`` imports its machinery
     for symbolic shapes, which takes a second and 45 MB.
@@ -23,6 +27,7 @@ def gradients_of(
         outputs: What to differentiate.
         weights: One per output, of its shape.
         targets: Parameters, whose hooks are silenced, or outputs of nodes.
+        retain_graph: Whether the graph is kept.
     """
     with torch.enable_grad():
         parts = [
@@ -35,6 +40,6 @@ def gradients_of(
         return torch.autograd.grad(
             total,
             targets,  # type: ignore[arg-type]  # parameters and edges may be mixed
-            retain_graph=True,
+            retain_graph=retain_graph,
             allow_unused=True,
         )

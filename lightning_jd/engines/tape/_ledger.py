@@ -56,29 +56,26 @@ class Ledger:
     def _add(self, contribution: Contribution, keeps: bool) -> None:
         if not keeps:
             self.unkept.update(placement.parameter for placement in contribution.placements)
-        if (short := contribution.short()) is not None:
+            self._count(contribution, contribution.lean_gramian())
+        elif (short := contribution.short()) is not None:
             self._short.append(short)
-            return
-        share, kept = contribution.settled(self._room if keeps else 0)
-        share = share.to(self.G)
-        self.G += share
-        self._note(contribution, share)
-        if keeps:
+        else:
+            share, kept = contribution.settled(self._room)
+            self._count(contribution, share)
             self._kept += kept
             self._room -= sum(part.width for part in kept if isinstance(part, Rows))
 
     def close(self) -> Tensor:
         """Add the short rows, all in one product, and return the Gramian."""
         if self._short:
-            if self._notes:
-                for rows in self._short:
-                    self._note(rows, rows.gramian().to(self.G))
+            for rows in self._short:
+                self._note(rows)
             flats = [rows.flat.to(self.G) for rows in self._short]
             together = torch.cat(flats, dim=1) if len(flats) > 1 else flats[0]
             self.G.addmm_(together, together.T)
             for rows in self._short:
                 rows.flat = together[:0]  # one copy is enough
-            self._short_rows = together if self._keeps else None
+            self._short_rows = together
         return self.G
 
     def gradients(self, weights: Tensor) -> dict[int, Tensor]:
@@ -112,7 +109,13 @@ class Ledger:
                 if only is None or rows.placements[0].parameter in only:
                     yield rows.placements[0].parameter, rows.restored(part.unsqueeze(0))[0]
 
-    def _note(self, contribution: Contribution, share: Tensor) -> None:
+    def _count(self, contribution: Contribution, share: Tensor) -> None:
+        share = share.to(self.G)
+        self.G += share
+        self._note(contribution, share)
+
+    def _note(self, contribution: Contribution, share: Tensor | None = None) -> None:
         if self._notes:
             parameters = tuple(placement.parameter for placement in contribution.placements)
+            share = contribution.gramian().to(self.G) if share is None else share
             self.shares.append((parameters, share))

@@ -177,7 +177,8 @@ def kernel_gramian(A: Tensor, D: Tensor, plus_one: bool) -> Tensor:
 
 
 def _objectives_per_block(m: int, T: int, itemsize: int) -> int:
-    blocks = 1 if T == 1 or m * T < 512 else max(1, min(8, m // 4))
+    few = T == 1 or m * T < 512
+    blocks = max(1, min(8, m // 128 if few else m // 4))  # small products are slow
     fits = max(1, CHUNK_BYTES // max(1, 2 * m * T * T * itemsize))
     return min(-(-m // blocks), fits)
 

@@ -106,11 +106,13 @@ class Tape:
                 self._ledger = self._record()
         return self._ledger.G
 
-    def gradients(self, weights: Tensor) -> list[Tensor | None]:
+    def gradients(self, weights: Tensor, *, retain_graph: bool = True) -> list[Tensor | None]:
         """The combined gradient of each parameter, in its type; ``None`` if no loss reaches it.
 
         Args:
             weights: w, shape (m,).
+            retain_graph: Whether the graph is kept. If not, the last pass of ``memory="low"``
+                frees it on its way, as ``Tensor.backward`` does.
         """
         self.gramian()
         assert self._ledger is not None
@@ -119,7 +121,8 @@ class Tape:
             weights = weights.detach().to(self._ledger.G)
             found = self._ledger.gradients(weights)
             if self._ledger.unkept:
-                found |= self._ordinary_gradients(weights, sorted(self._ledger.unkept))
+                unkept = sorted(self._ledger.unkept)
+                found |= self._ordinary_gradients(weights, unkept, retain_graph=retain_graph)
         return [
             found[k].view(tensor.shape).to(tensor) if k in found else None
             for k, (_, tensor) in enumerate(self.named)
@@ -182,12 +185,15 @@ class Tape:
                 "`detach()`, `torch.no_grad()` or a frozen module on the way."
             )
 
-    def _ordinary_gradients(self, weights: Tensor, chosen: Sequence[int]) -> dict[int, Tensor]:
+    def _ordinary_gradients(
+        self, weights: Tensor, chosen: Sequence[int], *, retain_graph: bool = True
+    ) -> dict[int, Tensor]:
         """``Jᵀ w`` of some parameters, by autograd."""
         gradients = gradients_of(
             self.objectives.outputs,
             self.objectives.cotangents(weights * self._scale),
             [self.named[k][1] for k in chosen],
+            retain_graph=retain_graph,
         )
         return {
             k: (gradient.to_dense() if gradient.is_sparse else gradient) / self._scale

@@ -21,6 +21,9 @@ from lightning_jd.engines.tape.convolution._pixel_kernel import (
     pixel_kernel_pays,
 )
 
+#: Like :data:`CHUNK_BYTES`, where memory counts more than time.
+LEAN_BYTES = 1 << 20
+
 _BY_ROWS: dict[str, _variants.Variant] = {
     "one by one": _variants.one_by_one,
     "as groups": _variants.as_groups,
@@ -47,6 +50,13 @@ class ConvolutionWeight(Contribution):
     @override
     def gramian(self) -> Tensor:
         return self._gramian_by(self._variant)
+
+    @override
+    def lean_gramian(self) -> Tensor:
+        if not self.geometry.is_plain_2d:
+            return self.gramian()
+        variant = "patches by pixel" if self.geometry.groups == 1 else "patches by channel"
+        return self._gramian_by(variant, LEAN_BYTES)
 
     @override
     def settled(self, room: int) -> tuple[Tensor, list[Contribution]]:
@@ -116,12 +126,12 @@ class ConvolutionWeight(Contribution):
         key = (*names, x.shape, x.stride(), D.shape, D.stride(), x.dtype, x.device, self.geometry)
         return fastest(key, {name: partial(self._gramian_by, name) for name in names})
 
-    def _gramian_by(self, variant: str) -> Tensor:
+    def _gramian_by(self, variant: str, chunk: int = CHUNK_BYTES) -> Tensor:
         x, D, geometry = self.x, self.D, self.geometry
         if variant == "pixel kernel":
             return pixel_kernel_gramian(x[:, 0], D[:, 0], geometry)
         m, row_bytes = len(x), prod(geometry.kernel) * x.element_size()
-        pieces = -(-m * row_bytes // CHUNK_BYTES)
+        pieces = -(-m * row_bytes // chunk)
         if pieces <= 1 or geometry.transposed or geometry.groups > 1:
             return Rows(_BY_ROWS[variant](x, D, geometry), self.placements[0]).gramian()
         G = D.new_zeros(m, m)

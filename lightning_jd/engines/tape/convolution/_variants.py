@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_jd.engines.tape.convolution._geometry import Geometry, weight_gradient
 
 #: Bytes of patches that are laid out at a time: little memory, and they stay in the cache.
-PATCH_BYTES = 4 << 20
+PATCH_BYTES = 1 << 20
 
 Variant = Callable[[Tensor, Tensor, Geometry], Tensor]
 
