@@ -1,6 +1,7 @@
 """From a name, a dictionary or an object to an aggregator."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from inspect import Signature, isabstract, signature
 from typing import Any, TypeVar
 
@@ -112,7 +113,7 @@ def _lookup(name: str) -> type[Aggregator]:
 
 
 def _build(cls: type[Aggregator], arguments: dict[str, Any]) -> Aggregator:
-    expected = signature(cls).replace(return_annotation=Signature.empty)
+    expected = _constructor(cls)
     try:
         expected.bind(**arguments)
     except TypeError as error:
@@ -122,3 +123,8 @@ def _build(cls: type[Aggregator], arguments: dict[str, Any]) -> Aggregator:
             f'Write {{"name": "{cls.name}"{written}}}.'
         ) from error
     return cls(**arguments)
+
+
+@cache
+def _constructor(cls: type[Aggregator]) -> Signature:
+    return signature(cls).replace(return_annotation=Signature.empty)

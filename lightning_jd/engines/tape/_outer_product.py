@@ -163,7 +163,7 @@ def kernel_gramian(A: Tensor, D: Tensor, plus_one: bool) -> Tensor:
     m, T, i = A.shape
     A, D = A.reshape(m * T, i), D.reshape(m * T, -1)
     step = _objectives_per_block(m, T, A.element_size())
-    G = A.new_zeros(m, m)
+    G = A.new_empty(m, m)
     for begin in range(0, m, step):
         end = min(m, begin + step)
         K = A[begin * T : end * T] @ A[begin * T :].T
@@ -171,6 +171,8 @@ def kernel_gramian(A: Tensor, D: Tensor, plus_one: bool) -> Tensor:
             K += 1
         K.mul_(D[begin * T : end * T] @ D[begin * T :].T)
         block = K.view(end - begin, T, m - begin, T).sum((1, 3)) if T > 1 else K
+        if end - begin == m:
+            return block
         G[begin:end, begin:] = block
         G[end:, begin:end] = block[:, end - begin :].T
     return G
