@@ -23,7 +23,7 @@ from lightning_jd.surfaces._compile import explained_compile_errors, reusable_co
 from lightning_jd.surfaces._output import losses_in, objectives_of, unless_scalar, with_scalar
 from lightning_jd.surfaces._precision import full_precision, loss_scale
 from lightning_jd.surfaces._settings import Settings
-from lightning_jd.surfaces._step import begin, compute_step, expects_all, finish
+from lightning_jd.surfaces._step import begin, compute_step, delivery_to, finish
 
 
 class Seen(NamedTuple):
@@ -124,7 +124,7 @@ class Session:
         scale = loss_scale(strategy.precision_plugin, strategy.root_device, terms)
         if self.settings.accumulation == "step" and pieces > 1:
             return self._accumulated(objectives, named, strategy, loss, scale)
-        step = compute_step(objectives, named, self.settings, scale, expects_all(strategy.model))
+        step = compute_step(objectives, named, self.settings, scale, delivery_to(strategy.model))
         self.report = step.update.report
         self.skipped += step.dropped
         scalar = step.update.surrogate()
@@ -147,7 +147,7 @@ class Session:
             params = [tensor for _, tensor in self._collected.reach.reached[:1]]
             return surrogate(loss, params, [torch.zeros_like(tensor) for tensor in params])
         collected, self._collected = self._collected, None
-        update, dropped = finish(collected, self.settings, scale, expects_all(strategy.model))
+        update, dropped = finish(collected, self.settings, scale, delivery_to(strategy.model))
         self.report = update.report
         self.skipped += dropped
         # Lightning has divided the loss that it shows; these gradients are those of the step.
