@@ -40,6 +40,7 @@ class KeptRows(LocalRows):
         self._columns: set[int] = set()  # number of tasks per instance, where that is known
         self._sums: dict[str, tuple[Tensor, int]] = {}  # sum of the rows, number of pieces
         self._lists: list[Tensor] = []
+        self._holes = False
 
     def add(self, objectives: Objectives, J: Tensor, of: Objectives | None = None) -> None:
         """Keep the rows of one piece.
@@ -50,6 +51,7 @@ class KeptRows(LocalRows):
             of: All losses of the piece, where some were left out.
         """
         kinds, columns = kind_of(of or objectives)
+        self._holes = self._holes or (of is not None and of.m > objectives.m)
         self._kinds.update(kinds)
         self._columns.update(columns)
         if kinds[0] in LISTED:
@@ -66,6 +68,7 @@ class KeptRows(LocalRows):
             columns=tuple(sorted(self._columns)),
             tasks=tuple((name, count) for name, (_, count) in self._sums.items()),
             listed=sum(map(len, self._lists)),
+            holes=self._holes,
         )
 
     def matrix(self, named: NamedParameters | None = None) -> Tensor:

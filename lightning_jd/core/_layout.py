@@ -25,12 +25,14 @@ class Description(NamedTuple):
         columns: The number of tasks per instance, where that is known.
         tasks: Name and number of pieces (micro-batches) of each row that is a sum over pieces.
         listed: How many rows there are that stand for themselves.
+        holes: Whether rows were left out, so that those of a matrix of losses fill no matrix.
     """
 
     kinds: tuple[str, ...]
     columns: tuple[int, ...]
     tasks: tuple[tuple[str, int], ...]
     listed: int
+    holes: bool = False
 
 
 def kind_of(objectives: Objectives) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -90,7 +92,8 @@ class Layout:
         kind = kinds[0] if kinds else "tasks"
         if kind in LISTED:
             m = sum(each.listed for each in descriptions)
-            names = tuple(map(str, range(m)))
+            k = columns[0] if columns and not any(each.holes for each in descriptions) else 0
+            names = tuple(f"{i // k}/{i % k}" if k else str(i) for i in range(m))
             ends = torch.tensor([each.listed for each in descriptions]).cumsum(0).tolist()
             rows = tuple(
                 OwnRows(tuple(range(end - each.listed, end)), (1.0,) * each.listed)

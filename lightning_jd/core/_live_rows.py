@@ -47,7 +47,8 @@ class LiveRows(LocalRows):
         kinds, columns = ((), ()) if self.of is None else kind_of(self.of)
         names = () if self.objectives is None else self.objectives.names
         if set(kinds) & set(LISTED):
-            return Description(kinds, columns, tasks=(), listed=len(names))
+            holes = self.of is not None and self.of.m > len(names)
+            return Description(kinds, columns, tasks=(), listed=len(names), holes=holes)
         return Description(kinds, columns, tasks=tuple((name, 1) for name in names), listed=0)
 
     @override
