@@ -71,7 +71,7 @@ class Session:
             self.batches += 1
             return output
         self.batches += output is not None  # Lightning skips the others
-        if (losses := losses_in(output)) is None:
+        if (losses := losses_in(output, self.settings.rows)) is None:
             return output
         self._pending = objectives_of(losses, self.settings.rows)
         return with_scalar(output, self._mean(self._pending))
@@ -90,7 +90,7 @@ class Session:
         if module.automatic_optimization:
             objectives, self._pending = self._pending, None
         else:
-            losses = unless_scalar(loss)
+            losses = unless_scalar(loss, self.settings.rows)
             objectives = None if losses is None else objectives_of(losses, self.settings.rows)
         if objectives is None:
             return original(loss, optimizer, *args, **kwargs)

@@ -22,6 +22,7 @@ from lightning_jd.core._pool import Pool
 from lightning_jd.core._volume import Matrix, volume
 from lightning_jd.engines import NamedParameters, Objectives, jacobian, leaves_reached, select
 from lightning_jd.errors import ArgumentError, NonFiniteError
+from tests.helpers.processes import run_in_processes
 from tests.helpers.two_processes import run_in_two_processes
 
 #: A rank to its losses, given the model and the instances of that rank.
@@ -391,7 +392,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_three_processes_equal_one(tmp_path: Path) -> None:
-    run_in_two_processes(work_of_three, tmp_path, processes=3)
+    run_in_processes(work_of_three, tmp_path, 3)
 
 
 @pytest.mark.parametrize("name", CASES_OF_THREE)
