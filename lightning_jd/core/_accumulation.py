@@ -1,27 +1,30 @@
 """One update from the rows of several pieces: micro-batches, processes, or both.
 
-It equals the update of one process on the whole batch. The price is memory: the rows are kept,
-(m, n) for m objectives and n parameter entries.
+It equals the update of one process on the whole batch. No process holds the Jacobian of all rows:
+see :mod:`lightning_jd.core._exchange`.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Hashable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lightning_jd.aggregators import Aggregator, GramianAggregator
+from lightning_jd.core._delivery import COMPLETE, Delivery, delivered
 from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._kept_rows import KeptRows
+from lightning_jd.core._layout import Layout
+from lightning_jd.core._live_rows import LiveRows
 from lightning_jd.core._nonfinite import nonfinite_error, without
 from lightning_jd.core._pool import Pool
+from lightning_jd.core._pooled_routes import ByGramian, ByJacobian, PooledRoute
 from lightning_jd.core._reach import Reach
-from lightning_jd.core._report import GroupReport, Report
+from lightning_jd.core._report import Report
+from lightning_jd.core._routes import Progress
 from lightning_jd.core._update import Update
-from lightning_jd.engines import NamedParameters, Objectives, Select, jacobian
+from lightning_jd.engines import NamedParameters, Objectives, Select, hooks_silenced, jacobian
 
 
 class Accumulation:
@@ -32,6 +35,9 @@ class Accumulation:
         select: Which of them are aggregated, see :func:`lightning_jd.core.backward`.
         nonfinite: ``"raise"``, or ``"skip"`` to leave out objectives whose loss or gradient is NaN
             or infinite.
+        keeps: Whether rows are kept, (m, n) numbers on this process. Otherwise there is one piece,
+            whose graph must live until :meth:`update`, and which is differentiated there.
+        memory: What to save where rows are not kept, see :func:`lightning_jd.core.compute_update`.
 
     Attributes:
         reach: Which parameters the losses reach.
@@ -53,17 +59,21 @@ class Accumulation:
         *,
         select: Select = "all",
         nonfinite: Literal["raise", "skip"] = "raise",
+        keeps: bool = True,
+        memory: Literal["fast", "low"] = "fast",
     ) -> None:
         self.dropped = 0
         self.reach = Reach(named, select)
         self._named = named
         self._nonfinite = nonfinite
-        self._rows = KeptRows()
+        self._memory = memory
+        self._rows: KeptRows | LiveRows
+        self._rows = KeptRows(named) if keeps else LiveRows(None, None, 1.0, memory)
         self._losses: list[Tensor] = []
-        self._bad: list[str] = []
+        self._bad: tuple[str, ...] = ()
 
     def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
-        """Differentiate the losses of one piece and keep their rows.
+        """Take the losses of one piece, and differentiate them if rows are kept.
 
         Args:
             objectives: The losses of this piece.
@@ -77,8 +87,10 @@ class Accumulation:
             self._bad += bad
         else:
             self.dropped += len(bad)
-        if remaining is not None:
-            self._rows.add(remaining, self._jacobian(remaining, scale))
+        if isinstance(self._rows, LiveRows):
+            self._rows = LiveRows(remaining, objectives, scale, self._memory)
+        elif remaining is not None:
+            self._rows.add(remaining, self._jacobian(remaining, scale), objectives)
 
     def update(
         self,
@@ -86,7 +98,7 @@ class Accumulation:
         *,
         groups: Groups = None,
         overflow: Literal["raise", "mean"] = "raise",
-        everywhere: bool = True,
+        delivery: Delivery = COMPLETE,
     ) -> Update:
         """Aggregate all rows that were collected, on this process and on the others.
 
@@ -94,8 +106,7 @@ class Accumulation:
             aggregator: The method.
             groups: See :func:`lightning_jd.core.compute_update`.
             overflow: See :func:`lightning_jd.core.compute_update`.
-            everywhere: Every process delivers the gradient of every parameter. Otherwise only of
-                those that its own losses reach, scaled so that the mean over processes is right.
+            delivery: What the gradients of this process must be.
 
         Returns:
             The update, whose report is the same on all processes. Zero if every row was dropped.
@@ -104,37 +115,63 @@ class Accumulation:
             NonFiniteError: If a loss or a gradient of any process is NaN or infinite.
             ArgumentError: If the pieces disagree on what their rows are.
         """
-        begin, pool = time.perf_counter(), Pool()
-        self.reach.share(pool)
-        if bad := [*dict.fromkeys(name for names in pool.gather(self._bad) for name in names)]:
-            raise nonfinite_error("Losses", bad)
-        names, J, finite = self._finite(*self._rows.matrix(pool, self._empty()), overflow)
-        reports: dict[Hashable, GroupReport] = {}
-        found: dict[str, Tensor] = {}
-        for group, named in split_into_groups(self.reach.selected, groups).items():
-            part = self._columns(J, named)
-            direction, weights = _aggregate(part, aggregator, finite, pool)
-            found |= _per_parameter(direction, named)
-            members = tuple(name for name, _ in named)
-            known = (part @ direction, direction @ direction) if weights is None else ()
-            reports[group] = GroupReport(part @ part.T, weights, members, *known)
-        paths = dict.fromkeys(found, "rows") | {name: "plain" for name, _ in self.reach.plain}
-        if self.reach.plain:
-            total = self._columns(J, self.reach.plain).sum(dim=0)
-            found |= _per_parameter(total * self._rows.plain_weight(len(J)), self.reach.plain)
-        report = Report(
-            gramian=sum((part.gramian for part in reports.values()), J.new_zeros(len(J), len(J))),
-            weights=next(iter(reports.values())).weights if len(reports) == 1 else None,
-            names=names,
-            paths=paths,
-            milliseconds={"total": 1000 * (time.perf_counter() - begin)},
-            groups=reports,
-        )
-        if not everywhere:
-            shares = {name: self.reach.share_here(name, pool.size) for name in found}
-            found = {name: shares[name] * g for name, g in found.items() if shares[name]}
-        tensors, value = dict(self._named), torch.cat(self._losses).mean()
+        progress, pool = Progress(), Pool(self._named[0][1].device)
+        begin = progress.last
+        with hooks_silenced(tensor for _, tensor in self._named):
+            layout = self._agree(pool)
+            members = split_into_groups(self.reach.selected, groups)
+            route = self._route(aggregator, pool, layout)
+            for group, named in members.items():
+                route.look(group, named)
+            progress.lap("gramian")
+            finite = route.finite()
+            if overflow == "raise" and not all(finite):
+                if isinstance(self._rows, LiveRows):
+                    # Rows that are computed together spoil one another: look at them one by one.
+                    self._keep()
+                    return self.update(
+                        aggregator, groups=groups, overflow=overflow, delivery=delivery
+                    )
+                self._drop(route, [i for i, fine in enumerate(finite) if fine])
+            for group, named in members.items():
+                progress.reports[group] = route.combine(group, named)
+            progress.lap("weights")
+            if self.reach.plain:
+                share = route.like.new_full((route.layout.m,), route.layout.plain_weight)
+                mine = route.layout.own_weights(share, pool.rank)
+                route.own.update(self._rows.gradients(self.reach.plain, mine))
+            found = delivered(pool, self.reach, route.own, route.complete, delivery)
+            progress.lap("gradients")
+        progress.milliseconds["total"] = 1000 * (progress.last - begin)
+        tensors = dict(self._named)
+        value = torch.cat(self._losses).mean() if self._losses else route.like.new_tensor(torch.nan)
+        report = self._report(progress, route, pool)
         return Update([tensors[name] for name in found], list(found.values()), value, report)
+
+    def _agree(self, pool: Pool) -> Layout:
+        """Learn what the other processes have."""
+        told = pool.gather((self.reach.seen, self._bad, self._rows.description()))
+        self.reach.hear(seen for seen, _, _ in told)
+        if bad := [*dict.fromkeys(name for _, names, _ in told for name in names)]:
+            raise nonfinite_error("Losses", bad)
+        return Layout.of([description for _, _, description in told])
+
+    def _route(self, aggregator: Aggregator, pool: Pool, layout: Layout) -> PooledRoute:
+        wide = any(tensor.dtype == torch.float64 for _, tensor in self._named)
+        dtype = torch.float64 if wide else torch.float32
+        like = torch.zeros((), dtype=dtype, device=self._named[0][1].device)
+        if isinstance(aggregator, GramianAggregator):
+            return ByGramian(pool, layout, like, self._rows, aggregator)
+        return ByJacobian(pool, layout, like, self._keep(), aggregator)
+
+    def _keep(self) -> KeptRows:
+        """Form the rows now, if their losses were differentiated later."""
+        if isinstance(live := self._rows, LiveRows):
+            kept = self._rows = KeptRows(self._named)
+            if live.objectives is not None:
+                kept.add(live.objectives, self._jacobian(live.objectives, live.scale), live.of)
+        assert isinstance(self._rows, KeptRows)
+        return self._rows
 
     def _jacobian(self, objectives: Objectives, scale: float | Tensor) -> Tensor:
         J = jacobian(objectives, self._named, scale=scale)
@@ -143,58 +180,29 @@ class Accumulation:
         # Rows that are computed together spoil one another (zero times infinity is not a number).
         return jacobian(objectives, self._named, scale=scale, chunk=1)
 
-    def _empty(self) -> Tensor:
-        wide = any(tensor.dtype == torch.float64 for _, tensor in self._named)
-        return torch.zeros(
-            (0, sum(tensor.numel() for _, tensor in self._named)),
-            dtype=torch.float64 if wide else torch.float32,
-            device=self._losses[0].device,
-        )
-
-    def _finite(
-        self, names: tuple[str, ...], J: Tensor, overflow: str
-    ) -> tuple[tuple[str, ...], Tensor, bool]:
-        """Names and rows to go on with, and whether they are finite."""
-        finite = torch.isfinite(J).all(dim=1)
-        if bool(finite.all()):
-            return names, J, True
-        if overflow == "mean":
-            return names, J, False
-        by_name = list(zip(names, finite.tolist(), strict=True))
+    def _drop(self, route: PooledRoute, kept: list[int]) -> None:
+        """Leave out the rows that are not finite, or raise."""
+        names = route.layout.names
         if self._nonfinite == "raise":
-            raise nonfinite_error("Gradients", [name for name, fine in by_name if not fine])
-        kept = tuple(name for name, fine in by_name if fine)
+            bad = [name for i, name in enumerate(names) if i not in kept]
+            raise nonfinite_error("Gradients", bad)
         self.dropped += len(names) - len(kept)
-        return kept, J[finite], True
+        own = route.layout.rows[route.pool.rank].where
+        self._keep().keep_only([k for k, i in enumerate(own) if i in kept])
+        route.keep_only(kept)
 
-    def _columns(self, J: Tensor, named: NamedParameters) -> Tensor:
-        wanted = {name for name, _ in named}
-        if len(wanted) == len(self._named):
-            return J
-        parts = J.split([tensor.numel() for _, tensor in self._named], dim=1)
-        own = zip(parts, self._named, strict=True)
-        return torch.cat([part for part, (name, _) in own if name in wanted], dim=1)
-
-
-def _aggregate(
-    J: Tensor, aggregator: Aggregator, finite: bool, pool: Pool
-) -> tuple[Tensor, Tensor | None]:
-    """The direction (n,) and the weights (m,), the same bits on all processes."""
-    if len(J) == 0:
-        return J.new_zeros(J.shape[1]), J.new_zeros(0)
-    if not finite:
-        return J.mean(dim=0), torch.full_like(J[:, 0], 1 / len(J))
-    # Only the first process asks the aggregator, whose generator is the one that is saved.
-    first = pool.rank == 0
-    if isinstance(aggregator, GramianAggregator):
-        weights = pool.from_first(aggregator.weights(J @ J.T) if first else J[:, 0].clone())
-        return weights @ J, weights
-    return pool.from_first(aggregator(J) if first else J[0].clone()), None
-
-
-def _per_parameter(direction: Tensor, named: NamedParameters) -> dict[str, Tensor]:
-    parts = direction.split([tensor.numel() for _, tensor in named])
-    return {
-        name: part.view(tensor.shape).to(tensor.device, tensor.dtype)
-        for part, (name, tensor) in zip(parts, named, strict=True)
-    }
+    def _report(self, progress: Progress, route: PooledRoute, pool: Pool) -> Report:
+        reports, m = progress.reports, route.layout.m
+        zero = route.like.new_zeros(m, m)
+        plain = {name: "plain" for name, _ in self.reach.plain}
+        selected = {name for name, _ in self.reach.selected}
+        paths = {name: path for name, path in self._rows.paths.items() if name in selected}
+        return Report(
+            gramian=sum((part.gramian for part in reports.values()), zero),
+            weights=next(iter(reports.values())).weights if len(reports) == 1 else None,
+            names=route.layout.names,
+            paths=paths | plain,
+            milliseconds=progress.milliseconds,
+            groups=reports,
+            bytes_sent=dict(pool.sent),
+        )

@@ -1,82 +1,123 @@
-"""Rows of the Jacobian of one step whose batch comes in pieces."""
+"""Rows of one process whose batch comes in pieces."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from lightning_jd.core._exchange import add_by_rows
+from lightning_jd.core._layout import LISTED, Description, Layout, kind_of
+from lightning_jd.core._local_rows import LocalRows, per_parameter
 from lightning_jd.core._pool import Pool
-from lightning_jd.engines import Objectives
-from lightning_jd.errors import ArgumentError
+from lightning_jd.engines import NamedParameters, Objectives
 
 
-class KeptRows:
-    """Adds up the rows of tasks and lists the rows of instances.
+class KeptRows(LocalRows):
+    """Adds up the rows of tasks (and ranks) and lists the rows of instances.
 
     Tasks are means over their data, so the row of a task is the mean of its rows in all pieces that
     have it. Instances are the data: their rows are put one below the other.
 
+    Args:
+        named: All parameters, whose entries are the columns.
+
     Example:
-        >>> loss = torch.ones((), requires_grad=True)
-        >>> kept = KeptRows()
-        >>> kept.add(Objectives.of({"a": loss, "b": loss}), torch.tensor([[2.0], [5.0]]))
-        >>> kept.add(Objectives.of({"a": loss}), torch.tensor([[4.0]]))
-        >>> kept.matrix(Pool())
-        (('a', 'b'), tensor([[3.],
+        >>> x = torch.ones(1, requires_grad=True)
+        >>> kept = KeptRows([("x", x)])
+        >>> kept.add(Objectives.of({"a": x[0], "b": x[0]}), torch.tensor([[2.0], [5.0]]))
+        >>> kept.add(Objectives.of({"a": x[0]}), torch.tensor([[4.0]]))
+        >>> kept.description().tasks, kept.matrix()
+        ((('a', 2), ('b', 1)), tensor([[6.],
                 [5.]]))
     """
 
-    def __init__(self) -> None:
+    def __init__(self, named: NamedParameters) -> None:
+        self._named = named
         self._kinds: set[str] = set()
         self._columns: set[int] = set()  # number of tasks per instance, where that is known
         self._sums: dict[str, tuple[Tensor, int]] = {}  # sum of the rows, number of pieces
         self._lists: list[Tensor] = []
+        self._holes = False
 
-    def add(self, objectives: Objectives, J: Tensor) -> None:
-        """Keep the rows J, shape (m, n), of one piece."""
-        self._kinds.add(objectives.kind)
-        if objectives.kind != "tasks":
+    def add(self, objectives: Objectives, J: Tensor, of: Objectives | None = None) -> None:
+        """Keep the rows of one piece.
+
+        Args:
+            objectives: Their losses.
+            J: The rows, shape (m, n).
+            of: All losses of the piece, where some were left out.
+        """
+        kinds, columns = kind_of(of or objectives)
+        self._holes = self._holes or (of is not None and of.m > objectives.m)
+        self._kinds.update(kinds)
+        self._columns.update(columns)
+        if kinds[0] in LISTED:
             self._lists.append(J)
-            if objectives.kind == "instances_tasks":
-                self._columns.add(objectives.outputs[0].shape[1])
             return
         for name, row in zip(objectives.names, J, strict=True):
             kept, count = self._sums.get(name, (torch.zeros_like(row), 0))
             self._sums[name] = (kept + row, count + 1)
 
-    def matrix(self, pool: Pool, empty: Tensor | None = None) -> tuple[tuple[str, ...], Tensor]:
-        """The names of all objectives and their Jacobian (m, n), equal on all processes.
+    @override
+    def description(self) -> Description:
+        return Description(
+            kinds=tuple(sorted(self._kinds)),
+            columns=tuple(sorted(self._columns)),
+            tasks=tuple((name, count) for name, (_, count) in self._sums.items()),
+            listed=sum(map(len, self._lists)),
+            holes=self._holes,
+        )
 
-        Args:
-            pool: The processes.
-            empty: A matrix of shape (0, n), which tells processes without a row what n is.
+    def matrix(self, named: NamedParameters | None = None) -> Tensor:
+        """The sums and the listed rows, or the columns of some parameters.
 
-        Raises:
-            ArgumentError: If the pieces are of different kinds.
+        Returns:
+            Shape (rows of this process, entries of the parameters).
         """
-        for kinds, columns in pool.gather((self._kinds, self._columns)):
-            self._kinds |= kinds
-            self._columns |= columns
-        if len(self._kinds) > 1 or len(self._columns) > 1:
-            raise ArgumentError(
-                "Losses must be of one kind in all micro-batches of a step and in all processes, "
-                f"got {' and '.join(sorted(self._kinds))} with {sorted(self._columns)} columns."
-            )
-        if "tasks" in self._kinds:
-            return self._means(pool, empty)
-        J = pool.union(torch.cat([*([] if empty is None else [empty]), *self._lists]))
-        return tuple(map(str, range(len(J)))), J
+        J = self._joined()
+        if named is None or len(named) == len(self._named):
+            return J
+        parts = J.split([tensor.numel() for _, tensor in self._named], dim=1)
+        wanted = {name for name, _ in named}
+        own = zip(parts, self._named, strict=True)
+        return torch.cat([part for part, (name, _) in own if name in wanted], dim=1)
 
-    def plain_weight(self, m: int) -> float:
-        """The weight of every row in ordinary training: sum over tasks, mean over instances."""
-        return 1.0 if "tasks" in self._kinds else max(self._columns, default=1) / max(m, 1)
+    def keep_only(self, positions: Sequence[int]) -> None:
+        """Forget all rows but these."""
+        J = self._joined()[list(positions)]
+        if self._sums:
+            names = [name for k, name in enumerate(self._sums) if k in positions]
+            counts = [self._sums[name][1] for name in names]
+            self._sums = dict(zip(names, zip(J, counts, strict=True), strict=True))
+        else:
+            self._lists = [J]
 
-    def _means(self, pool: Pool, empty: Tensor | None) -> tuple[tuple[str, ...], Tensor]:
-        # All names, in the order of the first process that has them.
-        names = tuple(dict.fromkeys(name for mine in pool.gather([*self._sums]) for name in mine))
-        like = empty if empty is not None else next(iter(self._sums.values()))[0][None]
-        sums, counts = like.new_zeros(len(names), like.shape[1]), like.new_zeros(len(names), 1)
-        for i, name in enumerate(names):
-            if name in self._sums:
-                sums[i], counts[i] = self._sums[name]
-        return names, pool.sum(sums) / pool.sum(counts)
+    @override
+    def add_products(self, G: Tensor, pool: Pool, layout: Layout, named: NamedParameters) -> None:
+        add_by_rows(G, pool, layout, [self.matrix(named).to(G)])
+
+    @override
+    def gradients(self, named: NamedParameters, weights: Tensor) -> dict[str, Tensor]:
+        J = self.matrix(named)
+        return per_parameter(weights.to(J) @ J, named)
+
+    @property
+    @override
+    def paths(self) -> dict[str, str]:
+        return {name: "rows" for name, _ in self._named}
+
+    def _joined(self) -> Tensor:
+        """All rows as one matrix, put together once."""
+        if len(self._lists) == 1 and not self._sums:
+            return self._lists[0]
+        if self._sums:
+            return torch.stack([row for row, _ in self._sums.values()])
+        wide = any(tensor.dtype == torch.float64 for _, tensor in self._named)
+        columns, device = sum(t.numel() for _, t in self._named), self._named[0][1].device
+        dtype = torch.float64 if wide else torch.float32
+        empty = torch.zeros((0, columns), dtype=dtype, device=device)
+        self._lists = [torch.cat([empty, *self._lists])]
+        return self._lists[0]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from lightning_jd.core._pool import Pool
 from lightning_jd.engines import (
     NamedParameters,
     Objectives,
@@ -13,6 +14,14 @@ from lightning_jd.engines import (
     select,
     tasks_reaching,
 )
+
+
+class Seen(NamedTuple):
+    """Names of parameters: those that losses reach, those of them that are selected, and tasks."""
+
+    here: tuple[str, ...]
+    selected: tuple[str, ...]
+    tasks: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 class Reach:
@@ -55,13 +64,20 @@ class Reach:
             present = {task for t, task in enumerate(objectives.names) if mask >> t & 1}
             self._tasks[name] = self._tasks.get(name, set()) | present
 
-    def share(self, pool: Pool) -> None:
-        """Learn what the other processes have seen, so that all do the same."""
-        for here, selected, tasks in pool.gather((self._here, self._selected, self._tasks)):
+    @property
+    def seen(self) -> Seen:
+        """What to tell the other processes."""
+        tasks = tuple((name, tuple(sorted(names))) for name, names in sorted(self._tasks.items()))
+        return Seen(tuple(sorted(self._here)), tuple(sorted(self._selected)), tasks)
+
+    def hear(self, seen: Iterable[Seen]) -> None:
+        """Learn what all processes have seen, so that all do the same."""
+        self._processes.clear()
+        for here, selected, tasks in seen:
             self._processes.update(here)
-            self._selected = self._selected | selected
-            for name, present in tasks.items():
-                self._tasks[name] = self._tasks.get(name, set()) | present
+            self._selected = self._selected | set(selected)
+            for name, present in tasks:
+                self._tasks[name] = self._tasks.get(name, set()) | set(present)
 
     @property
     def reached(self) -> NamedParameters:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 from typing_extensions import override
@@ -44,6 +44,8 @@ class Report:
         milliseconds: Duration of ``"gramian"``, ``"weights"``, ``"gradients"`` and ``"total"``. On
             an accelerator it is the time to launch the work, unless the aggregator synchronises.
         groups: One entry per group of parameters; the only key is ``None`` without groups.
+        bytes_sent: On several processes, what this one has sent to the others, by purpose. What
+            DistributedDataParallel sends is not included.
     """
 
     gramian: Tensor
@@ -52,6 +54,7 @@ class Report:
     paths: dict[str, str]
     milliseconds: dict[str, float]
     groups: dict[Hashable, GroupReport]
+    bytes_sent: dict[str, int] = field(default_factory=dict)
 
     @override
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ from lightning_jd.errors import ArgumentError, GraphError, NonFiniteError, Shape
 
 #: What a user may hand over: a vector, a matrix [b, k], scalars in a list, or named scalars.
 Losses = Tensor | Sequence[Tensor | None] | Mapping[str, Tensor | None]
-Kind = Literal["instances", "instances_tasks", "tasks"]
+Kind = Literal["instances", "instances_tasks", "tasks", "ranks"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Objectives:
     Attributes:
         names: One name per objective: the key of the dict, the position in the list or tensor, or
             ``"instance/task"`` in a matrix of losses.
-        kind: ``"instances"``, ``"tasks"`` or ``"instances_tasks"`` (row-major: b, then k).
+        kind: ``"instances"``, ``"tasks"``, ``"instances_tasks"`` (row-major: b, then k), or
+            ``"ranks"``, the loss of the whole share that one process has of the data.
         losses: The tensor of losses as given, or a tuple of scalars.
 
     Example:
@@ -121,7 +122,8 @@ class Objectives:
 
     def plain_weights(self) -> Tensor:
         """The weights of ordinary training, shape (m,): sum over tasks, mean over instances."""
-        instances = {"tasks": 1, "instances": self.m}.get(self.kind) or len(self.outputs[0])
+        known = {"tasks": 1, "ranks": 1, "instances": self.m}
+        instances = known.get(self.kind) or len(self.outputs[0])
         return torch.full((self.m,), 1 / instances, dtype=self.dtype, device=self.device)
 
     def nonfinite(self) -> tuple[str, ...]:

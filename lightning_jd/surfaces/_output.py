@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
 
+from lightning_jd.core._pool import Pool
 from lightning_jd.engines import Losses, Objectives
+from lightning_jd.errors import ArgumentError
 
-Rows = Literal["tasks", "instances"] | None
+Rows = Literal["tasks", "instances", "ranks"] | None
 
 
-def losses_in(output: Any) -> Losses | None:
+def losses_in(output: Any, rows: Rows = None) -> Losses | None:
     """The losses in what ``training_step`` returned.
 
     Args:
         output: Losses (a vector, a matrix, a list), or a dict that holds them (or a dict of named
             scalars) under ``"loss"``.
+        rows: See :func:`objectives_of`.
 
     Returns:
-        The losses; ``None`` if there is one scalar loss or none, which is Lightning's business.
+        The losses; ``None`` if there is one scalar loss or none, which is Lightning's business
+        unless the loss of each process is a row.
 
     Example:
         >>> import torch
@@ -29,12 +34,12 @@ def losses_in(output: Any) -> Losses | None:
         >>> losses_in({"loss": torch.ones(())}) is None
         True
     """
-    return unless_scalar(output.get("loss") if isinstance(output, Mapping) else output)
+    return unless_scalar(output.get("loss") if isinstance(output, Mapping) else output, rows)
 
 
-def unless_scalar(loss: Any) -> Losses | None:
+def unless_scalar(loss: Any, rows: Rows = None) -> Losses | None:
     """The losses, or ``None`` if it is one scalar (or nothing), which Lightning knows to handle."""
-    if loss is None or (isinstance(loss, Tensor) and loss.ndim == 0):
+    if loss is None or (rows != "ranks" and isinstance(loss, Tensor) and loss.ndim == 0):
         return None
     return loss  # type: ignore[no-any-return]  # whatever it is: `Objectives` says what it must be
 
@@ -56,7 +61,11 @@ def objectives_of(losses: Losses, rows: Rows) -> Objectives:
     Args:
         losses: See :func:`losses_in`.
         rows: ``None`` to read them by their type. Otherwise each entry is a ``"tasks"`` or an
-            ``"instances"`` row, and a matrix (b, k) is averaged over the other of the two.
+            ``"instances"`` row, and a matrix (b, k) is averaged over the other of the two. With
+            ``"ranks"``, the scalar loss of this process is one row, and there is one per process.
+
+    Raises:
+        ArgumentError: If rows are ranks and there is more than a scalar.
 
     Example:
         >>> import torch
@@ -64,6 +73,14 @@ def objectives_of(losses: Losses, rows: Rows) -> Objectives:
         >>> [objectives_of(losses, rows).m for rows in (None, "tasks", "instances")]
         [8, 2, 4]
     """
+    if rows == "ranks":
+        if not isinstance(losses, Tensor) or losses.ndim > 0:
+            what = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise ArgumentError(
+                "With rows='ranks' the loss must be one scalar, the objective of the data that "
+                f"this process has, got {what}. Return its mean or sum, or leave `rows` out."
+            )
+        return replace(Objectives.of(losses), kind="ranks", names=(str(Pool().rank),))
     if rows is not None and isinstance(losses, Tensor) and losses.ndim == 2:
         losses = losses.mean(dim=0 if rows == "tasks" else 1)
     return Objectives.of(losses, rows)

@@ -23,7 +23,7 @@ from lightning_jd.surfaces._compile import explained_compile_errors, reusable_co
 from lightning_jd.surfaces._output import losses_in, objectives_of, unless_scalar, with_scalar
 from lightning_jd.surfaces._precision import full_precision, loss_scale
 from lightning_jd.surfaces._settings import Settings
-from lightning_jd.surfaces._step import begin, compute_step, expects_all, finish
+from lightning_jd.surfaces._step import begin, compute_step, delivery_to, finish
 
 
 class Seen(NamedTuple):
@@ -71,7 +71,7 @@ class Session:
             self.batches += 1
             return output
         self.batches += output is not None  # Lightning skips the others
-        if (losses := losses_in(output)) is None:
+        if (losses := losses_in(output, self.settings.rows)) is None:
             return output
         self._pending = objectives_of(losses, self.settings.rows)
         return with_scalar(output, self._mean(self._pending))
@@ -90,7 +90,7 @@ class Session:
         if module.automatic_optimization:
             objectives, self._pending = self._pending, None
         else:
-            losses = unless_scalar(loss)
+            losses = unless_scalar(loss, self.settings.rows)
             objectives = None if losses is None else objectives_of(losses, self.settings.rows)
         if objectives is None:
             return original(loss, optimizer, *args, **kwargs)
@@ -131,9 +131,9 @@ class Session:
         scale = loss_scale(strategy.precision_plugin, strategy.root_device, terms)
         if self.settings.accumulation == "step" and pieces > 1:
             return self._accumulated(objectives, named, strategy, loss, scale)
-        everywhere = expects_all(strategy.model)
+        delivery = delivery_to(strategy.model)
         step = compute_step(
-            objectives, named, self.settings, scale, everywhere, retain_graph=retain_graph
+            objectives, named, self.settings, scale, delivery, retain_graph=retain_graph
         )
         self.report = step.update.report
         self.skipped += step.dropped
@@ -157,7 +157,7 @@ class Session:
             params = [tensor for _, tensor in self._collected.reach.reached[:1]]
             return surrogate(loss, params, [torch.zeros_like(tensor) for tensor in params])
         collected, self._collected = self._collected, None
-        update, dropped = finish(collected, self.settings, scale, expects_all(strategy.model))
+        update, dropped = finish(collected, self.settings, scale, delivery_to(strategy.model))
         self.report = update.report
         self.skipped += dropped
         # Lightning has divided the loss that it shows; these gradients are those of the step.

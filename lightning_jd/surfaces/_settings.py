@@ -10,7 +10,7 @@ from lightning_jd.core import Groups
 from lightning_jd.engines import Select
 from lightning_jd.errors import ArgumentError
 
-RowsOption = Literal["tasks", "instances"]
+RowsOption = Literal["tasks", "instances", "ranks"]
 Accumulation = Literal["batch", "step"]
 Nonfinite = Literal["raise", "skip"]
 Memory = Literal["fast", "low"]

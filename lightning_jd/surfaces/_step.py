@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
-from lightning_jd.core import Update, compute_update
+from lightning_jd.core import COMPLETE, Delivery, Update, compute_update
 from lightning_jd.core._accumulation import Accumulation
 from lightning_jd.core._pool import Pool
 from lightning_jd.engines import NamedParameters, Objectives, select
@@ -26,7 +27,7 @@ def compute_step(
     named: NamedParameters,
     settings: Settings,
     scale: Tensor | None = None,
-    everywhere: bool = True,
+    delivery: Delivery = COMPLETE,
     retain_graph: bool = False,
 ) -> Step:
     """Compute the update of one batch, on one process or on all of them.
@@ -36,7 +37,7 @@ def compute_step(
         named: The parameters.
         settings: The method and its options.
         scale: The factor of a GradScaler. Gradients that are not finite are its business then.
-        everywhere: On several processes, see :meth:`Accumulation.update`.
+        delivery: What becomes of the gradients on several processes, see :func:`delivery_to`.
         retain_graph: Whether the graph of the losses is kept; otherwise it may be freed.
 
     Raises:
@@ -58,37 +59,55 @@ def compute_step(
         except NonFiniteError:
             if settings.nonfinite == "raise":
                 raise
-    # Row by row it is known which of them are finite, and which process has which.
-    collected = begin(named, settings)
+    # The row of a rank is one gradient. On one process, rows that are not finite are looked for.
+    keeps = objectives.kind == "ranks" or Pool().size == 1
+    collected = begin(named, settings, keeps=keeps)
     collected.add(objectives, scale=1.0 if scale is None else scale)
-    return finish(collected, settings, scale, everywhere)
+    return finish(collected, settings, scale, delivery)
 
 
-def begin(named: NamedParameters, settings: Settings) -> Accumulation:
-    """Start to collect the rows of several micro-batches."""
-    return Accumulation(named, select=settings.params, nonfinite=settings.nonfinite)
+def begin(named: NamedParameters, settings: Settings, *, keeps: bool = True) -> Accumulation:
+    """Start to collect the rows of several processes, or (kept) of several micro-batches."""
+    return Accumulation(
+        named,
+        select=settings.params,
+        nonfinite=settings.nonfinite,
+        keeps=keeps,
+        memory=settings.memory,
+    )
 
 
 def finish(
     collected: Accumulation,
     settings: Settings,
     scale: Tensor | None = None,
-    everywhere: bool = True,
+    delivery: Delivery = COMPLETE,
 ) -> Step:
     """Compute the update of all rows that were collected; arguments as in :func:`compute_step`."""
     update = collected.update(
         settings.aggregator,
         groups=settings.groups,
         overflow="raise" if scale is None else "mean",
-        everywhere=everywhere,
+        delivery=delivery,
     )
     return Step(update, collected.dropped)
 
 
-def expects_all(model: Any) -> bool:
-    """Whether every process has to deliver the gradient of every parameter.
+def delivery_to(model: Any) -> Delivery:
+    """What becomes of the gradients of this process.
 
-    DistributedDataParallel waits for all of them, unless it has looked for those that the losses of
-    this process do not reach.
+    DistributedDataParallel takes the mean over all processes, unless it was told to do something
+    else. It waits for the gradient of every parameter, unless it has looked for those that the
+    losses of this process do not reach.
+
+    Args:
+        model: The model as the strategy has wrapped it.
     """
-    return not getattr(model, "find_unused_parameters", False)
+    everywhere = not getattr(model, "find_unused_parameters", False)
+    averaged = (
+        isinstance(model, DistributedDataParallel)
+        and model.process_group.size() == Pool().size
+        and not model._comm_hooks
+        and not model.parameters_to_ignore
+    )
+    return Delivery(everywhere, averaged)

@@ -37,7 +37,8 @@ class DescentCallback:
         aggregator: How the rows of the Jacobian become one direction: a name (``"upgrad"``), a dict
             with name and arguments (``{"name": "cagrad", "c": 0.4}``), or an aggregator.
         rows: What a loss is, if not what its type says: ``"tasks"`` or ``"instances"``. A matrix of
-            losses is averaged over the other one.
+            losses is averaged over the other one. ``"ranks"``: the module returns its scalar loss
+            as always, and that of each process is one objective.
         params: Which parameters are aggregated: ``"all"``; ``"shared"``, those that more than one
             task reaches, so that heads keep their own gradient; or a name pattern
             (``"encoder.*"``), or several.

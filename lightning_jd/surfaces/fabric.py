@@ -14,7 +14,7 @@ from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._output import objectives_of
 from lightning_jd.surfaces._precision import full_precision, loss_scale
 from lightning_jd.surfaces._settings import Memory, Nonfinite, RowsOption, Settings
-from lightning_jd.surfaces._step import compute_step, expects_all
+from lightning_jd.surfaces._step import compute_step, delivery_to
 
 __all__ = ["backward"]
 
@@ -67,7 +67,7 @@ def backward(
     scale = loss_scale(fabric.strategy.precision, fabric.device, objectives.m)
     with _inside_backward(fabric), full_precision(fabric.device):
         wrapped = getattr(params, "_forward_module", None)
-        update = compute_step(objectives, named, settings, scale, expects_all(wrapped)).update
+        update = compute_step(objectives, named, settings, scale, delivery_to(wrapped)).update
     fabric.backward(update.surrogate())
     return update.report
 

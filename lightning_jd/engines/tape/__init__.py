@@ -1,6 +1,7 @@
 """The Gramian tape: the Gramian of any autograd graph without its Jacobian."""
 
 from lightning_jd.engines.tape._contribution import Contribution, Rows
+from lightning_jd.engines.tape._cross import cross_gramian
 from lightning_jd.engines.tape._explain import Explanation, explain
 from lightning_jd.engines.tape._outer_product import OuterProduct
 from lightning_jd.engines.tape._tape import Tape
@@ -19,6 +20,7 @@ __all__ = [
     "Rows",
     "Site",
     "Tape",
+    "cross_gramian",
     "explain",
     "register_rule",
     "unregister_rule",

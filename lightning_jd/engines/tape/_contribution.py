@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -39,6 +39,18 @@ class Contribution(ABC):
     def lean_gramian(self) -> Tensor:
         """The same with little memory for temporary results, and perhaps slower."""
         return self.gramian()
+
+    def blocks(self, width: int) -> Iterator[Tensor]:
+        """:meth:`rows`, some columns at a time.
+
+        Args:
+            width: How many columns there may be at the same time, where the gradients allow to form
+                some of them alone.
+
+        Yields:
+            Blocks of shape (m, columns), from left to right.
+        """
+        yield self.rows()
 
     def merged(self, others: Sequence[Contribution]) -> Contribution | None:
         """This and other uses of the same parameters in one; ``None`` if there is no short cut."""

@@ -99,7 +99,7 @@ def _without_gradients(
         node=use.node,
         what=GradientEdge(graph.nodes[use.node], 0),
         row=None,
-        contribution=lambda D: SharedActivations(A.to(dtype), D, use),
+        contribution=lambda D: SharedActivations(A.to(dtype), D, *use.placements),
         path="kernel",
     )
 

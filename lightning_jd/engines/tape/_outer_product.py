@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -87,6 +87,15 @@ class OuterProduct(Contribution):
         left, right = (self.D, self.A) if self._parameter_is_oi else (self.A, self.D)
         rows = torch.bmm(left.transpose(1, 2), right).flatten(1)
         return rows if self.placements[0].where is None else self.placements[0].placed(rows)
+
+    @override
+    def blocks(self, width: int) -> Iterator[Tensor]:
+        if self.placements[0].where is not None:
+            yield from super().blocks(width)
+            return
+        left, right = (self.D, self.A) if self._parameter_is_oi else (self.A, self.D)
+        for part in left.split(max(1, width // right.shape[2]), dim=2):
+            yield torch.bmm(part.transpose(1, 2), right).flatten(1)
 
     @property
     def _parameter_is_oi(self) -> bool:

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from typing_extensions import override
 
-from lightning_jd.engines.tape._contribution import Contribution
+from lightning_jd.engines.tape._contribution import Contribution, Rows
+from lightning_jd.engines.tape._placement import Placement
 from lightning_jd.engines.tape._plan import Plan, Use
 
 _BLOCK_NUMBERS = 1 << 20
@@ -24,11 +25,14 @@ class SharedActivations(Contribution):
     Args:
         activations: A, shape (n, i).
         cotangents: D, shape (m, n, o).
-        use: The weight, which the operation consumes as (i, o), and perhaps its bias.
+        weight: Where the weight is, which the operation consumes as (i, o).
+        bias: Where the bias is, if there is one.
     """
 
-    def __init__(self, activations: Tensor, cotangents: Tensor, use: Use) -> None:
-        self.placements = use.placements
+    def __init__(
+        self, activations: Tensor, cotangents: Tensor, weight: Placement, *bias: Placement
+    ) -> None:
+        self.placements = (weight, *bias)
         self.A, self.D = activations, cotangents
 
     @override
@@ -50,6 +54,12 @@ class SharedActivations(Contribution):
     def rows(self) -> Tensor:
         J = torch.matmul(self.A.T, self.D)  # (m, i, o)
         return self.placements[0].placed(J)
+
+    @override
+    def split(self) -> list[Contribution]:
+        placement, *bias = self.placements
+        biases: list[Contribution] = [Rows(self.D.sum(dim=1), place) for place in bias]
+        return [SharedActivations(self.A, self.D, placement), *biases]
 
     @override
     def gradients(self, weights: Tensor) -> list[Tensor]:

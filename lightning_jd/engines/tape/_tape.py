@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal
 
@@ -18,6 +19,8 @@ from lightning_jd.engines.tape._certificate import (
     mismatches,
     random_vector,
 )
+from lightning_jd.engines.tape._collector import Collector
+from lightning_jd.engines.tape._contribution import Contribution
 from lightning_jd.engines.tape._differentiate import gradients_of
 from lightning_jd.engines.tape._graph import Graph, walk
 from lightning_jd.engines.tape._ledger import Ledger
@@ -100,11 +103,26 @@ class Tape:
             GraphError: If no loss depends on a parameter, or autograd cannot see through a
                 checkpoint, or a certificate fails and ``check`` is ``"raise"``.
         """
-        if self._ledger is None:
-            device = self.objectives.device.type
-            with torch.no_grad(), torch.autocast(device, enabled=False):
+        if self._ledger is None or isinstance(self._ledger, Collector):
+            with self._full_precision():
                 self._ledger = self._record()
         return self._ledger.G
+
+    def contributions(self) -> list[Contribution]:
+        """What the Gramian is the sum of the products of, for those who have more rows elsewhere.
+
+        Nothing is multiplied here but where a certificate is due. Contributions to one parameter
+        have different entries of it; parameters that no loss reaches have none. They are kept for
+        :meth:`gradients`, whatever ``memory`` says.
+
+        Raises:
+            GraphError: As :meth:`gramian`.
+        """
+        if not isinstance(self._ledger, Collector):
+            with self._full_precision():
+                self._ledger = self._record(collects=True)
+        assert isinstance(self._ledger, Collector)
+        return self._ledger.contributions
 
     def gradients(self, weights: Tensor, *, retain_graph: bool = True) -> list[Tensor | None]:
         """The combined gradient of each parameter, in its type; ``None`` if no loss reaches it.
@@ -114,10 +132,10 @@ class Tape:
             retain_graph: Whether the graph is kept. If not, the last pass of ``memory="low"``
                 frees it on its way, as ``Tensor.backward`` does.
         """
-        self.gramian()
+        if self._ledger is None:
+            self.gramian()
         assert self._ledger is not None
-        device = self.objectives.device.type
-        with torch.no_grad(), torch.autocast(device, enabled=False):
+        with self._full_precision():
             weights = weights.detach().to(self._ledger.G)
             found = self._ledger.gradients(weights)
             if self._ledger.unkept:
@@ -128,33 +146,50 @@ class Tape:
             for k, (_, tensor) in enumerate(self.named)
         ]
 
-    def _record(self) -> Ledger:
+    @contextmanager
+    def _full_precision(self) -> Iterator[None]:
+        with torch.no_grad(), torch.autocast(self.objectives.device.type, enabled=False):
+            yield
+
+    def _record(self, *, collects: bool = False) -> Ledger:
         graph = walk(self.objectives.outputs, self._tensors)
         owners = _instances(self.objectives)
         known = known_graph(graph)
         standing = standing_of(known, owners)
         is_due = self._check == "always" or standing.steps % max(1, self._check_every) == 0
+        is_due = is_due and self._check != "off"
         standing.steps += 1
         while True:
             plan = known.plan(owners, standing.demoted)
             self._check_reached(plan)
-            ledger = self._run(graph, known, plan, notes=is_due and self._check != "off")
-            if not is_due or self._check == "off":
+            if collects and not is_due:
+                return self._run(graph, known, plan, Collector)
+            ledger = self._run(graph, known, plan, notes=is_due)
+            if not is_due:
                 return ledger
-            if not bool(torch.isfinite(ledger.G).all()):
+            wrong: Sequence[Mismatch] = ()
+            if bool(torch.isfinite(ledger.G).all()):
+                wrong = self._certify(ledger, plan)
+            else:
                 standing.steps -= 1  # nothing can be compared: try again in the next step
-                return ledger
-            wrong = self._certify(ledger, plan)
             if not wrong:
                 ledger.shares.clear()
-                return ledger
+                return self._run(graph, known, plan, Collector) if collects else ledger
             self._report(wrong)
             standing.demoted |= {p for mismatch in wrong for p in mismatch.parameters}
 
-    def _run(self, graph: Graph, known: KnownGraph, plan: Plan, *, notes: bool) -> Ledger:
+    def _run(
+        self,
+        graph: Graph,
+        known: KnownGraph,
+        plan: Plan,
+        kind: type[Ledger] = Ledger,
+        *,
+        notes: bool = False,
+    ) -> Ledger:
         types = {tensor.dtype for _, tensor in self.named} | {self.objectives.dtype}
         dtype = torch.float64 if torch.float64 in types else torch.float32
-        ledger = Ledger(
+        ledger = kind(
             self.objectives.m,
             dtype,
             self.objectives.device,

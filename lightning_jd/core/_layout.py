@@ -1,0 +1,166 @@
+"""Which rows of which process make up which row of the Jacobian of all processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_jd.engines import Objectives
+from lightning_jd.errors import ArgumentError
+
+#: Kinds of rows that stand for themselves; those of tasks and ranks have names and are averaged.
+LISTED = ("instances", "instances_tasks")
+
+
+class Description(NamedTuple):
+    """What one process tells the others about its rows.
+
+    Attributes:
+        kinds: The kinds of its losses: one, or none if there is no row.
+        columns: The number of tasks per instance, where that is known.
+        tasks: Name and number of pieces (micro-batches) of each row that is a sum over pieces.
+        listed: How many rows there are that stand for themselves.
+        holes: Whether rows were left out, so that those of a matrix of losses fill no matrix.
+    """
+
+    kinds: tuple[str, ...]
+    columns: tuple[int, ...]
+    tasks: tuple[tuple[str, int], ...]
+    listed: int
+    holes: bool = False
+
+
+def kind_of(objectives: Objectives) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The kind of some losses, and the number of tasks per instance, as in a description."""
+    is_matrix = objectives.kind == "instances_tasks"
+    return (objectives.kind,), (objectives.outputs[0].shape[1],) if is_matrix else ()
+
+
+class OwnRows(NamedTuple):
+    """The rows of one process: where each of them goes, and the factor that it goes there with."""
+
+    where: tuple[int, ...]
+    share: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    r"""The matrices :math:`S_r` in :math:`J = \sum_r S_r J_r`, over the processes r.
+
+    The row of a task is the mean of its rows wherever there are some: their entries of S are one
+    over their number. The rows of instances are put one below the other: S has ones. So all that
+    follows, Gramian and gradient, is the same for every kind of rows.
+
+    Attributes:
+        kind: What a row is.
+        names: The name of each row of J.
+        columns: The number of tasks per instance, where that is known.
+        rows: The rows of each process.
+
+    Example:
+        >>> first = Description(("tasks",), (), (("a", 1), ("b", 1)), 0)
+        >>> second = Description(("tasks",), (), (("b", 1),), 0)
+        >>> layout = Layout.of([first, second])
+        >>> layout.names, layout.rows[1]
+        (('a', 'b'), OwnRows(where=(1,), share=(0.5,)))
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    columns: int
+    rows: tuple[OwnRows, ...]
+
+    @classmethod
+    def of(cls, descriptions: Sequence[Description]) -> Layout:
+        """Put together what all processes have.
+
+        Raises:
+            ArgumentError: If their rows are of different kinds.
+        """
+        kinds = sorted({kind for each in descriptions for kind in each.kinds})
+        columns = sorted({count for each in descriptions for count in each.columns})
+        if len(kinds) > 1 or len(columns) > 1:
+            raise ArgumentError(
+                "Losses must be of one kind in all micro-batches of a step and in all processes, "
+                f"got {' and '.join(kinds)} with {columns} columns."
+            )
+        kind = kinds[0] if kinds else "tasks"
+        if kind in LISTED:
+            m = sum(each.listed for each in descriptions)
+            k = columns[0] if columns and not any(each.holes for each in descriptions) else 0
+            names = tuple(f"{i // k}/{i % k}" if k else str(i) for i in range(m))
+            ends = torch.tensor([each.listed for each in descriptions]).cumsum(0).tolist()
+            rows = tuple(
+                OwnRows(tuple(range(end - each.listed, end)), (1.0,) * each.listed)
+                for each, end in zip(descriptions, ends, strict=True)
+            )
+        else:
+            pieces: Counter[str] = Counter()  # in the order of the first process that has a name
+            for each in descriptions:
+                pieces.update(dict(each.tasks))
+            names = tuple(pieces)
+            position = {name: i for i, name in enumerate(names)}
+            rows = tuple(
+                OwnRows(
+                    tuple(position[name] for name, _ in each.tasks),
+                    tuple(1 / pieces[name] for name, _ in each.tasks),
+                )
+                for each in descriptions
+            )
+        return cls(kind, names, max(columns, default=1), rows)
+
+    @property
+    def m(self) -> int:
+        """The number of rows of J."""
+        return len(self.names)
+
+    @property
+    def counts(self) -> list[int]:
+        """How many rows each process has."""
+        return [len(rows.where) for rows in self.rows]
+
+    @property
+    def plain_weight(self) -> float:
+        """The weight of a row in ordinary training: sum over tasks, mean over all else."""
+        return 1.0 if self.kind == "tasks" else self.columns / max(self.m, 1)
+
+    def own_weights(self, weights: Tensor, rank: int) -> Tensor:
+        r""":math:`S_r^\top w`: the weights of the rows of one process."""
+        where, share = self.rows[rank]
+        return weights[list(where)] * weights.new_tensor(share)
+
+    def assembled(self, parts: Sequence[Tensor]) -> Tensor:
+        """J from the rows of all processes, or some columns of both."""
+        if self.kind in LISTED:
+            return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+        J = parts[0].new_zeros(self.m, parts[0].shape[1])
+        for (where, share), part in zip(self.rows, parts, strict=True):
+            J[list(where)] += part * part.new_tensor(share).unsqueeze(1)
+        return J
+
+    def add_block(self, G: Tensor, block: Tensor, first: int, second: int) -> None:
+        r"""Add :math:`S_r B S_s^\top` to a matrix, and its transpose if r is not s."""
+        (rows, left), (columns, right) = self.rows[first], self.rows[second]
+        shares = torch.outer(block.new_tensor(left), block.new_tensor(right))
+        i, j = torch.tensor(rows).unsqueeze(1), torch.tensor(columns)
+        G[i, j] += block * shares
+        if first != second:
+            G[j.unsqueeze(1), i.T] += (block * shares).T
+
+    def without(self, dropped: Collection[int]) -> Layout:
+        """The same with some rows of J left out; the rows of the processes must follow."""
+        kept = [i for i in range(self.m) if i not in dropped]
+        new = {i: position for position, i in enumerate(kept)}
+        rows = tuple(
+            OwnRows(
+                tuple(new[i] for i in rows.where if i in new),
+                tuple(share for i, share in zip(*rows, strict=True) if i in new),
+            )
+            for rows in self.rows
+        )
+        return Layout(self.kind, tuple(self.names[i] for i in kept), self.columns, rows)

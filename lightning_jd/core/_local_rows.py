@@ -1,0 +1,56 @@
+"""The rows of the Jacobian that one process contributes to a step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from lightning_jd.core._layout import Description, Layout
+from lightning_jd.core._pool import Pool
+from lightning_jd.engines import NamedParameters
+
+
+class LocalRows(ABC):
+    """Rows that are held, or that can be had from a graph that is alive."""
+
+    @abstractmethod
+    def description(self) -> Description:
+        """What to tell the other processes."""
+
+    @abstractmethod
+    def add_products(self, G: Tensor, pool: Pool, layout: Layout, named: NamedParameters) -> None:
+        """Add the inner products with the rows of all processes.
+
+        Args:
+            G: Where to, shape (m, m); the sum over processes is the Gramian.
+            pool: The processes.
+            layout: Whose rows go where.
+            named: The parameters.
+        """
+
+    @abstractmethod
+    def gradients(self, named: NamedParameters, weights: Tensor) -> dict[str, Tensor]:
+        """Combine the rows of this process.
+
+        Args:
+            named: The parameters.
+            weights: One per row of this process.
+
+        Returns:
+            Name of a parameter to its gradient, where some row reaches it.
+        """
+
+    @property
+    @abstractmethod
+    def paths(self) -> dict[str, str]:
+        """How the rows of each parameter were computed."""
+
+
+def per_parameter(direction: Tensor, named: NamedParameters) -> dict[str, Tensor]:
+    """Cut a direction of shape (n,) into the gradients of the parameters."""
+    parts = direction.split([tensor.numel() for _, tensor in named])
+    return {
+        name: part.view(tensor.shape).to(tensor.device, tensor.dtype)
+        for part, (name, tensor) in zip(parts, named, strict=True)
+    }

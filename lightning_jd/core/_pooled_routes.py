@@ -1,0 +1,146 @@
+"""The two ways from the rows of all processes to gradients, as :mod:`._routes` has for one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.aggregators import Aggregator, GramianAggregator
+from lightning_jd.core._exchange import all_at_first
+from lightning_jd.core._kept_rows import KeptRows
+from lightning_jd.core._layout import Layout
+from lightning_jd.core._local_rows import LocalRows, per_parameter
+from lightning_jd.core._pool import Pool
+from lightning_jd.core._report import GroupReport
+from lightning_jd.engines import NamedParameters
+
+
+class PooledRoute(ABC):
+    """Gramian of each group, then the direction of each group.
+
+    Args:
+        pool: The processes.
+        layout: Whose rows go where.
+        like: A tensor of the type and on the device to compute in.
+
+    Attributes:
+        gramians: The Gramian of each group, the same bits on all processes.
+        own: Name of a parameter to the gradient of the rows of this process.
+        complete: Name of a parameter to the gradient of all rows.
+    """
+
+    def __init__(self, pool: Pool, layout: Layout, like: Tensor) -> None:
+        self.pool, self.layout, self.like = pool, layout, like
+        self.gramians: dict[Hashable, Tensor] = {}
+        self.own: dict[str, Tensor] = {}
+        self.complete: dict[str, Tensor] = {}
+
+    @abstractmethod
+    def look(self, group: Hashable, named: NamedParameters) -> None:
+        """Compute the Gramian of a group."""
+
+    @abstractmethod
+    def combine(self, group: Hashable, named: NamedParameters) -> GroupReport:
+        """Ask the aggregator, and compute the gradients of a group."""
+
+    def finite(self) -> list[bool]:
+        """Which rows are finite."""
+        # An inner product of two finite rows is finite: the diagonal tells about all of G.
+        diagonals = [G.diagonal() for G in self.gramians.values()]
+        fine = torch.isfinite(torch.stack(diagonals)).all(dim=0) if diagonals else torch.ones(0)
+        return [bool(each) for each in fine.tolist()] or [True] * self.layout.m
+
+    def keep_only(self, kept: Sequence[int]) -> None:
+        """Leave out all other rows of the Jacobian; the rows of this process must follow."""
+        self.layout = self.layout.without(set(range(self.layout.m)) - set(kept))
+        self.gramians = {group: G[kept][:, kept] for group, G in self.gramians.items()}
+
+
+class ByGramian(PooledRoute):
+    """For aggregators that are a weighting of the rows; see :class:`PooledRoute`.
+
+    Args:
+        rows: The rows of this process.
+        aggregator: The method; only the first process asks it, whose generator is the one that is
+            saved.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        layout: Layout,
+        like: Tensor,
+        rows: LocalRows,
+        aggregator: GramianAggregator,
+    ) -> None:
+        super().__init__(pool, layout, like)
+        self._rows, self._aggregator = rows, aggregator
+
+    @override
+    def look(self, group: Hashable, named: NamedParameters) -> None:
+        G = self.like.new_zeros(self.layout.m, self.layout.m)
+        if self.layout.m:
+            self._rows.add_products(G, self.pool, self.layout, named)
+        self.gramians[group] = self.pool.sum(G, "gramian")
+
+    @override
+    def combine(self, group: Hashable, named: NamedParameters) -> GroupReport:
+        G = self.gramians[group]
+        if len(G) and bool(torch.isfinite(G.diagonal()).all()):
+            first = self.pool.rank == 0
+            weights = self._aggregator.weights(G) if first else torch.empty_like(G[0])
+            weights = self.pool.from_first(weights, "weights")
+        else:
+            weights = torch.full_like(G.diagonal(), 1 / max(1, len(G)))
+        mine = self.layout.own_weights(weights, self.pool.rank)
+        self.own |= self._rows.gradients(named, mine)
+        return GroupReport(G, weights, _names(named))
+
+
+class ByJacobian(PooledRoute):
+    """For other aggregators: the first process, and no other, gets all rows.
+
+    Args:
+        rows: The rows of this process.
+        aggregator: The method.
+    """
+
+    def __init__(
+        self, pool: Pool, layout: Layout, like: Tensor, rows: KeptRows, aggregator: Aggregator
+    ) -> None:
+        super().__init__(pool, layout, like)
+        self._rows, self._aggregator = rows, aggregator
+        self._matrices: dict[Hashable, Tensor] = {}
+
+    @override
+    def look(self, group: Hashable, named: NamedParameters) -> None:
+        blocks = [self._rows.matrix(named).to(self.like)]
+        J = all_at_first(self.pool, self.layout, blocks, self.like)
+        self._matrices[group] = J
+        self.gramians[group] = self.pool.from_first(J @ J.T, "gramian")
+
+    @override
+    def keep_only(self, kept: Sequence[int]) -> None:
+        super().keep_only(kept)
+        self._matrices = {group: J[kept] for group, J in self._matrices.items()}
+
+    @override
+    def combine(self, group: Hashable, named: NamedParameters) -> GroupReport:
+        G, J = self.gramians[group], self._matrices.pop(group)
+        m, n = len(G), sum(tensor.numel() for _, tensor in named)
+        known = G.new_zeros(n + m)  # the direction, and its products with the rows
+        if self.pool.rank == 0 and m:
+            is_finite = bool(torch.isfinite(G.diagonal()).all())
+            direction = self._aggregator(J) if is_finite else J.mean(dim=0)
+            known = torch.cat([direction, J @ direction])
+        direction, products = self.pool.from_first(known, "gradient").split([n, m])
+        self.complete |= per_parameter(direction, named)
+        return GroupReport(G, None, _names(named), products, direction @ direction)
+
+
+def _names(named: NamedParameters) -> tuple[str, ...]:
+    return tuple(name for name, _ in named)

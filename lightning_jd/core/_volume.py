@@ -1,0 +1,105 @@
+"""How much one step on several processes sends: a function of sizes and of nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+
+class Matrix(NamedTuple):
+    """A weight whose gradients are sums of outer products of activations and cotangents.
+
+    Attributes:
+        positions: How many outer products each row is the sum of: 1 for a vector per instance, the
+            length of the sequence for a sequence per instance.
+        inputs: The length of the activations.
+        outputs: The length of the cotangents.
+        bias: Entries of the bias whose gradients the same factors give.
+    """
+
+    positions: int
+    inputs: int
+    outputs: int
+    bias: int = 0
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the factors of one row are."""
+        return self.positions * (self.inputs + self.outputs)
+
+    @property
+    def size(self) -> int:
+        """How many numbers the row itself is."""
+        return self.inputs * self.outputs + self.bias
+
+
+def factors_send_less(counts: Sequence[int], matrices: Sequence[Matrix]) -> bool:
+    """Whether the factors of a matrix weight should travel in the place of its rows.
+
+    Rows go to the process that multiplies their columns, once. Factors go to every second of the
+    other processes, which is worth it as long as they are small and the processes few.
+
+    Args:
+        counts: How many rows each process has.
+        matrices: Sizes of the factors on each process.
+
+    Example:
+        >>> dense = Matrix(positions=1, inputs=1024, outputs=1024)
+        >>> [factors_send_less([32] * R, [dense] * R) for R in (2, 64, 2048)]
+        [True, True, False]
+    """
+    R = len(counts)
+    factors = sum(m * matrix.numbers for m, matrix in zip(counts, matrices, strict=True))
+    rows = sum(m * matrix.size for m, matrix in zip(counts, matrices, strict=True))
+    return factors * (R - 1) / 2 < rows * (R - 1) / R
+
+
+def volume(
+    kind: Literal["tasks", "instances", "ranks"],
+    m: int,
+    layers: Iterable[int | Matrix],
+    processes: int,
+    *,
+    itemsize: int = 4,
+) -> dict[str, float]:
+    """Bytes that a process sends in one step, on average over the processes, by purpose.
+
+    Args:
+        kind: What a row is.
+        m: The number of rows of each process: the tasks, or its instances; 1 for ranks.
+        layers: The number of entries of each parameter, or the sizes of a matrix weight where rows
+            are instances.
+        processes: The number of processes.
+        itemsize: Bytes per number.
+
+    Returns:
+        ``"rows"`` and ``"factors"``, of which each layer takes the smaller one; ``"gramian"`` and
+        ``"weights"``; and ``"gradient"``, which is what DistributedDataParallel sends in ordinary
+        training, and here too.
+
+    Example:
+        >>> sent = volume("tasks", 2, [1000], processes=4)
+        >>> {purpose: int(amount) for purpose, amount in sent.items()}
+        {'rows': 6000, 'factors': 0, 'gramian': 24, 'weights': 6, 'gradient': 6000}
+    """
+    R = processes
+    rows = factors = n = 0
+    for layer in layers:
+        size = layer if isinstance(layer, int) else layer.size
+        n += size
+        if (
+            isinstance(layer, Matrix)
+            and kind == "instances"
+            and factors_send_less([m] * R, [layer] * R)
+        ):
+            factors += layer.numbers
+        else:
+            rows += size
+    total = m if kind == "tasks" else m * R
+    return {
+        "rows": m * rows * (R - 1) / R * itemsize,
+        "factors": m * factors * (R - 1) / 2 * itemsize,
+        "gramian": 2 * total**2 * (R - 1) / R * itemsize,
+        "weights": total * (R - 1) / R * itemsize,
+        "gradient": 2 * n * (R - 1) / R * itemsize,
+    }

@@ -1,0 +1,63 @@
+"""Inner products between the gradients of two sets of objectives, neither of them formed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_jd.engines.tape._outer_product import CHUNK_BYTES
+
+#: Activations A, shape (m, T, i), and cotangents D, shape (m, T, o), of a matrix weight.
+Factors = tuple[Tensor, Tensor]
+
+
+def cross_gramian(first: Factors, second: Factors, *, bias: bool) -> Tensor:
+    r"""The block :math:`\langle J_k, J_l \rangle` for objectives k here and l there.
+
+    With :math:`J_k = \sum_s D_{ks} A_{ks}^\top`, as for
+    :class:`~lightning_jd.engines.tape.OuterProduct`, and the cheaper of its two ways.
+
+    Args:
+        first: Factors of the objectives k.
+        second: Factors of the objectives l; they may have other numbers of positions.
+        bias: Add the gradients of a bias, whose activation is 1.
+
+    Returns:
+        Shape (m of the first, m of the second).
+
+    Example:
+        >>> A, D = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0]]])
+        >>> cross_gramian((A, D), (A, 2 * D), bias=True)  # <(3, 6, 3), (6, 12, 6)>
+        tensor([[108.]])
+    """
+    (m, T, i), o = first[0].shape, first[1].shape[2]
+    n, S, _ = second[0].shape
+    if m * T * n * S * (i + o) <= (m * T + n * S + m * n) * i * o:
+        return _by_kernels(first, second, bias)
+    G = _by_rows(first, second)
+    return G + first[1].sum(dim=1) @ second[1].sum(dim=1).T if bias else G
+
+
+def _by_kernels(first: Factors, second: Factors, bias: bool) -> Tensor:
+    A, D = (factor.flatten(0, 1) for factor in second)
+    (m, T, _), (n, S, _) = first[0].shape, second[0].shape
+    step = max(1, CHUNK_BYTES // max(1, 2 * T * n * S * A.element_size()))
+    G = A.new_empty(m, n)
+    for begin in range(0, m, step):
+        a, d = (factor[begin : begin + step].flatten(0, 1) for factor in first)
+        K = a @ A.T
+        if bias:
+            K += 1
+        K.mul_(d @ D.T)
+        G[begin : begin + step] = K.view(-1, T, n, S).sum(dim=(1, 3))
+    return G
+
+
+def _by_rows(first: Factors, second: Factors) -> Tensor:
+    m, n, i = len(first[0]), len(second[0]), first[0].shape[2]
+    step = max(1, CHUNK_BYTES // max(1, (m + n) * i * first[0].element_size()))
+    G = first[0].new_zeros(m, n)
+    for d, e in zip(first[1].split(step, dim=2), second[1].split(step, dim=2), strict=True):
+        rows = (torch.bmm(d.transpose(1, 2), first[0]), torch.bmm(e.transpose(1, 2), second[0]))
+        G.addmm_(rows[0].flatten(1), rows[1].flatten(1).T)
+    return G

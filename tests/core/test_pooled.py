@@ -1,0 +1,428 @@
+"""Rows on several processes: Gramian and gradient are those of one process on the union of rows."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from lightning_jd.aggregators import GramianAggregator, resolve
+from lightning_jd.core import COMPLETE, Delivery, Update, _exchange, split_into_groups
+from lightning_jd.core._accumulation import Accumulation
+from lightning_jd.core._pool import Pool
+from lightning_jd.core._volume import Matrix, volume
+from lightning_jd.engines import NamedParameters, Objectives, jacobian, leaves_reached, select
+from lightning_jd.errors import ArgumentError, NonFiniteError
+from tests.helpers.processes import run_in_processes
+from tests.helpers.two_processes import run_in_two_processes
+
+#: A rank to its losses, given the model and the instances of that rank.
+LossesOf = Callable[[nn.Module, Tensor, int], Any]
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 8, bias=False), nn.Linear(8, 3))
+
+
+def convolutional() -> nn.Module:
+    layers = [nn.Conv2d(1, 4, 2), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)]
+    return nn.Sequential(nn.Unflatten(1, (1, 2, 3)), *layers)
+
+
+class Attention(nn.Module):
+    """A table, packed projections (slices of one parameter) and a weight that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 4)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.tied, self.unused, self.out = nn.Linear(4, 4), nn.Linear(3, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.table((x * 10).long().remainder(5))
+        h = self.tied(self.attention(h, h, h, need_weights=False)[0]).tanh()
+        return self.out(self.tied(h).mean(dim=1))
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(6, 5)
+        self.a, self.b = nn.Linear(5, 1), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.trunk(x).tanh()
+        return self.a(h), self.b(h)
+
+
+def instances(model: nn.Module, x: Tensor, rank: int) -> Any:
+    return model(x).square().mean(dim=1) if len(x) else None
+
+
+def matrix(model: nn.Module, x: Tensor, rank: int) -> Any:
+    return (model(x) - 1).square()
+
+
+def tasks(model: nn.Module, x: Tensor, rank: int) -> Any:
+    errors = (model(x) - 1).square().mean(dim=0)
+    return {"a": errors[0], "b": errors[1], "c": errors[2]}
+
+
+def missing(model: nn.Module, x: Tensor, rank: int) -> Any:
+    """Task "b" is on the first process only, and the last has "a" twice as large."""
+    a, b = model(x)
+    losses = {"a": (1 + rank) * a.square().mean(), "b": (b - 1).square().mean()}
+    return losses if rank == 0 else {"a": losses["a"]}
+
+
+def exclusive(model: nn.Module, x: Tensor, rank: int) -> Any:
+    a, b = model(x)
+    return {"b": (b - 1).square().mean()} if rank == 0 else {"a": a.square().mean()}
+
+
+def ranks(model: nn.Module, x: Tensor, rank: int) -> Any:
+    loss = (model(x) - rank).square().mean()
+    return Objectives((str(rank),), "ranks", (loss,))
+
+
+@dataclass(frozen=True)
+class Case:
+    model: Callable[[], nn.Module]
+    losses: LossesOf
+    counts: tuple[int, ...] = (3, 2)
+    aggregator: str = "upgrad"
+    select: Any = "all"
+    groups: Any = None
+    memory: Any = "fast"
+    keeps: bool = False
+    delivery: Delivery = COMPLETE
+    bucket: int = 25 << 20
+    dtype: torch.dtype = torch.float64
+
+
+AVERAGED = Delivery(everywhere=True, averaged=True)
+WHERE_REACHED = Delivery(everywhere=False, averaged=True)
+CASES = {
+    "instances": Case(mlp, instances),
+    "instances, averaged by somebody else": Case(mlp, instances, delivery=AVERAGED),
+    "instances, small buckets": Case(mlp, instances, bucket=200),
+    "instances, kept": Case(mlp, instances, keeps=True, bucket=200),
+    "instances, low memory": Case(mlp, instances, memory="low", delivery=AVERAGED),
+    "instances, per layer": Case(mlp, instances, groups="layer"),
+    "instances, some parameters": Case(mlp, instances, select="0.*"),
+    "instances, float32": Case(mlp, instances, dtype=torch.float32),
+    "instances, mgda": Case(convolutional, instances, aggregator="mgda"),
+    "instances, graddrop": Case(mlp, instances, aggregator="graddrop", bucket=200),
+    "instances, pcgrad": Case(mlp, instances, aggregator="pcgrad"),
+    "convolutions": Case(convolutional, instances),
+    "convolutions, small buckets": Case(convolutional, instances, bucket=100, delivery=AVERAGED),
+    "attention": Case(Attention, instances),
+    "attention, low memory": Case(Attention, instances, memory="low"),
+    "matrix": Case(mlp, matrix),
+    "matrix, some parameters": Case(mlp, matrix, select="0.*"),
+    "matrix, kept": Case(convolutional, matrix, keeps=True),
+    "tasks": Case(mlp, tasks),
+    "tasks, averaged by somebody else": Case(mlp, tasks, delivery=AVERAGED),
+    "tasks, small buckets": Case(mlp, tasks, bucket=100),
+    "tasks, kept": Case(mlp, tasks, keeps=True),
+    "tasks, low memory": Case(convolutional, tasks, memory="low", bucket=100),
+    "tasks, float32": Case(mlp, tasks, dtype=torch.float32),
+    "tasks, rgw": Case(mlp, tasks, aggregator="rgw"),
+    "tasks, graddrop": Case(mlp, tasks, aggregator="graddrop", bucket=100),
+    "tasks, graddrop per layer": Case(mlp, tasks, aggregator="graddrop", groups="layer"),
+    "missing task": Case(Heads, missing),
+    "missing task, small buckets": Case(Heads, missing, bucket=50),
+    "missing task, kept": Case(Heads, missing, keeps=True, delivery=AVERAGED),
+    "missing task, graddrop": Case(Heads, missing, aggregator="graddrop"),
+    "missing task, shared": Case(Heads, missing, select="shared", delivery=AVERAGED),
+    "missing task, where reached": Case(Heads, missing, delivery=WHERE_REACHED),
+    "missing task, graddrop where reached": Case(
+        Heads, missing, aggregator="graddrop", delivery=Delivery(everywhere=False)
+    ),
+    "exclusive tasks, shared": Case(Heads, exclusive, select="shared"),
+    "exclusive tasks, low memory": Case(Heads, exclusive, memory="low"),
+    "ranks": Case(mlp, ranks, keeps=True),
+    "ranks, averaged by somebody else": Case(mlp, ranks, keeps=True, delivery=AVERAGED),
+    "ranks, small buckets": Case(convolutional, ranks, keeps=True, bucket=50, aggregator="mgda"),
+    "ranks, some parameters": Case(mlp, ranks, keeps=True, select="0.*"),
+}
+#: What two processes cannot show: another number of neighbours, and one that has no row at all.
+CASES_OF_THREE = {
+    "instances": Case(mlp, instances, counts=(3, 1, 2)),
+    "no instance on one": Case(mlp, instances, counts=(3, 0, 2)),
+    "no instance on the first": Case(convolutional, instances, counts=(0, 4, 2), bucket=100),
+    "no instance on one, kept": Case(mlp, instances, counts=(3, 0, 2), keeps=True),
+    "tasks": Case(mlp, tasks, counts=(3, 1, 2), bucket=100),
+    "missing task": Case(Heads, missing, counts=(1, 1, 4), delivery=AVERAGED),
+    "ranks": Case(mlp, ranks, counts=(1, 3, 2), keeps=True, bucket=100),
+    "graddrop": Case(mlp, instances, counts=(3, 0, 2), aggregator="graddrop"),
+}
+
+
+def union(losses: list[Any]) -> Objectives:
+    """The losses of one process that has the rows of all."""
+    some = [each for each in losses if each is not None]
+    if isinstance(some[0], Objectives):
+        return Objectives.of([each.losses[0] for each in some])
+    if isinstance(some[0], Tensor):
+        return Objectives.of(torch.cat(some))
+    names = dict.fromkeys(name for each in some for name in each)
+    everywhere = {name: [each[name] for each in some if name in each] for name in names}
+    return Objectives.of({name: torch.stack(each).mean() for name, each in everywhere.items()})
+
+
+@dataclass
+class Expected:
+    names: tuple[str, ...]
+    gramian: Tensor
+    gradients: dict[str, Tensor]
+
+
+def expected_of(case: Case, objectives: Objectives, named: NamedParameters) -> Expected:
+    """Row by row, by autograd, in float64."""
+    aggregator = resolve(case.aggregator)
+    reached = leaves_reached(objectives)
+    named = [(name, tensor) for name, tensor in named if id(tensor) in reached]
+    selection = select(objectives, named, case.select)
+    G = torch.zeros(objectives.m, objectives.m, dtype=torch.float64)
+    found: dict[str, Tensor] = {}
+    for part in split_into_groups(selection.selected, case.groups).values():
+        J = jacobian(objectives, part, chunk=1).double()
+        G += J @ J.T
+        direction = aggregator(J)
+        for (name, tensor), piece in zip(
+            part, direction.split([tensor.numel() for _, tensor in part]), strict=True
+        ):
+            found[name] = piece.view(tensor.shape)
+    if selection.plain:
+        mean = case.losses is not tasks and case.losses not in (missing, exclusive)
+        total = objectives.outputs[0].mean() if mean else sum(objectives.outputs)
+        if case.losses is ranks:
+            total = torch.stack(objectives.outputs).mean()
+        elif case.losses is matrix:
+            total = total * objectives.outputs[0].shape[1]
+        tensors = [tensor for _, tensor in selection.plain]
+        plain = torch.autograd.grad(total, tensors, retain_graph=True)
+        found |= {name: g.double() for (name, _), g in zip(selection.plain, plain, strict=True)}
+    return Expected(objectives.names, G, found)
+
+
+@contextmanager
+def buckets_of(size: int) -> Iterator[None]:
+    """Buckets of some bytes; no process may send more rows at a time."""
+    original = Pool.exchange
+
+    def exchange(self: Pool, rows: Tensor, *args: Any) -> list[Tensor]:
+        one_column = len(rows) * rows.element_size()
+        assert rows.numel() * rows.element_size() <= max(size, one_column)
+        return original(self, rows, *args)
+
+    with patch.object(_exchange, "BUCKET_BYTES", size), patch.object(Pool, "exchange", exchange):
+        yield
+
+
+def run(case: Case, rank: int) -> tuple[Update, Expected, NamedParameters]:
+    torch.manual_seed(1)
+    model = case.model().to(case.dtype)
+    x = torch.randn(sum(case.counts), 6, dtype=case.dtype)
+    parts = x.split(list(case.counts))
+    losses = [case.losses(model, part, r) for r, part in enumerate(parts)]
+    named = list(model.named_parameters())
+    collected = Accumulation(named, select=case.select, keeps=case.keeps, memory=case.memory)
+    if losses[rank] is not None:
+        collected.add(Objectives.of(losses[rank]))
+    with buckets_of(case.bucket):
+        update = collected.update(
+            resolve(case.aggregator), groups=case.groups, delivery=case.delivery
+        )
+    return update, expected_of(case, union(losses), named), named
+
+
+def check(name: str, case: Case, rank: int, processes: int) -> None:
+    update, expected, named = run(case, rank)
+    close = {"rtol": 1e-10, "atol": 1e-11}
+    if case.dtype == torch.float32:
+        close = {"rtol": 1e-5, "atol": 1e-6}
+
+    def told(message: str) -> str:
+        return f"{name}, process {rank}: {message}"
+
+    report = update.report
+    assert report.names == expected.names, told("names")
+    assert_close(report.gramian.double(), expected.gramian, **close, msg=told)
+    everything: list[Any] = [None] * processes
+    dist.all_gather_object(everything, (report.gramian, report.weights))
+    for other in everything:
+        assert_close(other, everything[0], rtol=0, atol=0, msg=told)
+    names = {id(tensor): parameter for parameter, tensor in named}
+    delivered = {
+        names[id(tensor)]: gradient
+        for tensor, gradient in zip(update.params, update.gradients, strict=True)
+    }
+    if case.delivery.everywhere:
+        assert delivered.keys() == expected.gradients.keys(), told("parameters")
+    for parameter, g in expected.gradients.items():
+        own = delivered.get(parameter, torch.zeros_like(g)).double()
+        if case.delivery != COMPLETE:  # the mean that comes afterwards
+            own = Pool().sum(own, "test") / processes
+        assert_close(own, g, **close, msg=told)
+
+
+def work_of_two(rank: int, folder: Path) -> None:
+    warnings.simplefilter("error")
+    for name, case in CASES.items():
+        check(name, case, rank, 2)
+    check_volume(rank)
+    check_nonfinite(rank)
+    check_kinds(rank)
+    check_agreement(rank)
+
+
+def work_of_three(rank: int, folder: Path) -> None:
+    for name, case in CASES_OF_THREE.items():
+        check(name, case, rank, 3)
+
+
+def layers_of(model: nn.Module) -> list[int | Matrix]:
+    found: list[int | Matrix] = []
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            bias = layer.out_features if layer.bias is not None else 0
+            found.append(Matrix(1, layer.in_features, layer.out_features, bias))
+        else:
+            found += [tensor.numel() for tensor in layer.parameters(recurse=False)]
+    return found
+
+
+def check_volume(rank: int) -> None:
+    """What was sent is what the function of the sizes says."""
+    for kind, losses, m in (("instances", instances, 4), ("tasks", tasks, 3), ("ranks", ranks, 1)):
+        for make in (mlp, convolutional):
+            case = Case(make, losses, counts=(4, 4), keeps=kind == "ranks", delivery=AVERAGED)
+            run(case, rank)
+            sent = run(case, rank)[0].report.bytes_sent  # the second step: all is agreed on
+            expected = volume(kind, m, layers_of(make()), 2, itemsize=8)
+            for purpose in ("rows", "factors", "gramian", "weights"):
+                total = int(Pool().sum(torch.tensor(sent.get(purpose, 0)), "test"))
+                assert total == 2 * expected[purpose], (kind, make, purpose, total, expected)
+            assert "gradient" not in sent  # left to DistributedDataParallel
+
+
+def check_nonfinite(rank: int) -> None:
+    def nan_on_the_second(model: nn.Module, x: Tensor, rank: int) -> Any:
+        losses = tasks(model, x, rank)
+        return losses if rank == 0 else losses | {"b": losses["b"] * torch.nan}
+
+    def infinite_gradient(model: nn.Module, x: Tensor, rank: int) -> Any:
+        losses = tasks(model, x, rank)
+        zero = (model[0].weight * 0).sum()  # the square root is zero, its gradient is not
+        return losses if rank == 0 else losses | {"c": zero.sqrt() + losses["c"]}
+
+    for keeps in (False, True):
+        case = Case(mlp, nan_on_the_second, keeps=keeps)
+        with pytest.raises(NonFiniteError, match=r"Losses must be finite, .* 'b'"):
+            run(case, rank)
+        with pytest.raises(NonFiniteError, match=r"Gradients must be finite, .* 'c'"):
+            run(replace(case, losses=infinite_gradient), rank)
+        for losses, names, dropped in (
+            (nan_on_the_second, ("a", "b", "c"), rank),
+            (infinite_gradient, ("a", "b"), 1),
+        ):
+            skipped(losses, names, dropped, rank, keeps)
+
+
+def skipped(losses: LossesOf, names: tuple[str, ...], dropped: int, rank: int, keeps: bool) -> None:
+    """A loss is left out where it is NaN; a row of which a part is infinite, everywhere."""
+    torch.manual_seed(1)
+    model = mlp().double()
+    parts = torch.randn(5, 6, dtype=torch.float64).split([3, 2])
+    named = list(model.named_parameters())
+    collected = Accumulation(named, nonfinite="skip", keeps=keeps)
+    collected.add(Objectives.of(losses(model, parts[rank], rank)))
+    update = collected.update(resolve("upgrad"))
+    assert update.report.names == names
+    assert collected.dropped == dropped
+    first, second = (tasks(model, part, r) for r, part in enumerate(parts))
+    means = {name: (first[name] + second[name]) / 2 for name in first}
+    means["b"] = first["b"] if losses(model, parts[1], 1)["b"].isnan() else means["b"]
+    J = jacobian({name: means[name] for name in names}, named)
+    assert_close(update.report.gramian, J @ J.T, rtol=1e-10, atol=1e-12)
+    flat = torch.cat([gradient.flatten() for gradient in update.gradients])
+    assert_close(flat, resolve("upgrad")(J), rtol=1e-10, atol=1e-12)
+
+
+def check_kinds(rank: int) -> None:
+    model = mlp()
+    losses = (instances if rank else tasks)(model, torch.randn(3, 6), rank)
+    collected = Accumulation(list(model.named_parameters()), keeps=False)
+    collected.add(Objectives.of(losses))
+    with pytest.raises(ArgumentError, match=r"of one kind .* got instances and tasks"):
+        collected.update(resolve("mean"))
+
+
+def check_agreement(rank: int) -> None:
+    """A value that all have heard before is not sent again; one that a process forgot, is."""
+    from lightning_jd.core._pool import _remembered
+
+    pool = Pool()
+    value = ("a long statement " * 100, rank)
+    assert pool.gather(value) == [(value[0], 0), (value[0], 1)]
+    before = pool.sent["agreement"]
+    assert pool.gather(value) == [(value[0], 0), (value[0], 1)]
+    assert pool.sent["agreement"] - before == 16
+    if rank == 1:
+        _remembered.forget()
+    assert pool.gather(value) == [(value[0], 0), (value[0], 1)]
+    assert pool.gather(("another", rank)) == [("another", 0), ("another", 1)]
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    run_in_two_processes(work_of_two, tmp_path)
+
+
+@pytest.mark.slow
+def test_three_processes_equal_one(tmp_path: Path) -> None:
+    run_in_processes(work_of_three, tmp_path, 3)
+
+
+@pytest.mark.parametrize("name", CASES_OF_THREE)
+def test_one_process_is_a_pool_of_one(name: str) -> None:
+    case = replace(CASES_OF_THREE[name], counts=(5,))
+    update, expected, _ = run(case, 0)
+    assert_close(update.report.gramian, expected.gramian, rtol=1e-10, atol=1e-12)
+    for gradient, g in zip(update.gradients, expected.gradients.values(), strict=True):
+        assert_close(gradient, g, rtol=1e-10, atol=1e-12)
+    assert isinstance(resolve(case.aggregator), GramianAggregator) == (
+        update.report.weights is not None
+    )
+
+
+def test_a_bucket_has_equal_columns() -> None:
+    blocks = [torch.arange(7.0).view(1, 7), torch.arange(7.0, 8.0).view(1, 1), torch.zeros(1, 0)]
+    buckets = list(_exchange._buckets(blocks, 3))
+    assert [bucket.shape[1] for bucket in buckets] == [3, 3, 2]
+    assert_close(torch.cat(buckets, dim=1), torch.arange(8.0).view(1, 8))
+
+
+def test_factors_are_rows_in_disguise() -> None:
+    from lightning_jd.engines.tape import cross_gramian
+
+    for T, S, i, o in ((1, 1, 3, 4), (2, 3, 5, 4), (9, 8, 2, 3)):  # by kernels and by rows
+        torch.manual_seed(0)
+        A, D = torch.randn(4, T, i).double(), torch.randn(4, T, o).double()
+        B, E = torch.randn(3, S, i).double(), torch.randn(3, S, o).double()
+        first = torch.cat([torch.einsum("kti,kto->kio", A, D).flatten(1), D.sum(1)], dim=1)
+        second = torch.cat([torch.einsum("kti,kto->kio", B, E).flatten(1), E.sum(1)], dim=1)
+        assert_close(cross_gramian((A, D), (B, E), bias=True), first @ second.T)
+        rows = F.pad(first, (0, -o)) @ F.pad(second, (0, -o)).T
+        assert_close(cross_gramian((A, D), (B, E), bias=False), rows)
