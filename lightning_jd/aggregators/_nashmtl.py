@@ -1,6 +1,7 @@
 """Nash-MTL: the bargaining solution between the objectives."""
 
 import math
+import warnings
 from typing import ClassVar
 
 import torch
@@ -106,6 +107,12 @@ def _bargain(C: Tensor, tolerance: float) -> Tensor | None:
         if done:
             # Next to a stationary point rounding may spoil it: better no answer than a wrong one.
             return x if bool((x * (C @ x) > 0.5).all()) else None
+    warnings.warn(
+        f"Nash-MTL must find its weights in {_MAX_STEPS} Newton steps, got none: the update of this "
+        "step is zero. Please report the Gramian.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
     return None
 
 
