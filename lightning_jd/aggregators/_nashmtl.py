@@ -108,8 +108,8 @@ def _bargain(C: Tensor, tolerance: float) -> Tensor | None:
             # Next to a stationary point rounding may spoil it: better no answer than a wrong one.
             return x if bool((x * (C @ x) > 0.5).all()) else None
     warnings.warn(
-        f"Nash-MTL must find its weights in {_MAX_STEPS} Newton steps, got none: the update of this "
-        "step is zero. Please report the Gramian.",
+        f"Nash-MTL must find its weights in {_MAX_STEPS} Newton steps, got none: the update of "
+        "this step is zero. Please report the Gramian.",
         RuntimeWarning,
         stacklevel=3,
     )
