@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from typing_extensions import override
 
@@ -22,6 +19,7 @@ from lightning_jd.bench._models import Work, cnn, mlp, mlp_tasks
 from lightning_jd.bench._report import Report, Value
 from lightning_jd.core import backward
 from lightning_jd.errors import ArgumentError
+from lightning_jd.experiments._lightning import bare_trainer, quiet
 from lightning_jd.surfaces.lightning_pytorch import JacobianDescent
 
 Clock = Literal["wall", "cpu"]
@@ -115,16 +113,8 @@ def _in_turns(
     by_hand, by_trainer = build(), build()
     turns = _Turns(_loop_step(by_hand, aggregator), repeats, _NOW[clock])
     callbacks = [] if aggregator is None else [JacobianDescent(aggregator)]
-    with _quiet():
-        trainer = Trainer(
-            accelerator="cpu",
-            max_epochs=1,
-            callbacks=list(callbacks),
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+    with quiet():
+        trainer = bare_trainer(1, callbacks)
         trainer.fit(_Module(by_trainer, aggregator), turns)
     return Timing(tuple(turns.loop[_WARMUP:])), Timing(tuple(turns.inside[_WARMUP:]))
 
@@ -185,19 +175,3 @@ def _loop_step(work: Work, aggregator: str | None) -> Callable[[], None]:
 
 def _mean(losses: Tensor | list[Tensor]) -> Tensor:
     return (torch.stack(losses) if isinstance(losses, list) else losses).mean()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Lightning tells about devices and workers at every start: once per line of the table."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)

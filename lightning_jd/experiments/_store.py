@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lightning_jd.errors import ArgumentError
-from lightning_jd.experiments._training import Outcome, Run
+from lightning_jd.experiments._run import Outcome, Run
 
 
 class Store:

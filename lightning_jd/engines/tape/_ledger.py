@@ -20,6 +20,7 @@ class Ledger:
         room: How many columns of rows may be kept to save work; all columns would be the Jacobian.
         keeps: Whether contributions are kept for :meth:`gradients`.
         notes: Whether the share of each contribution in the Gramian is noted.
+        expands: Whether the Jacobian itself is wanted, in :attr:`rows`.
     """
 
     def __init__(
@@ -31,12 +32,16 @@ class Ledger:
         room: int = 0,
         keeps: bool = True,
         notes: bool = False,
+        expands: bool = False,
     ) -> None:
         self.G = torch.zeros(m, m, dtype=dtype, device=device)
         #: Parameters and their share of the Gramian.
         self.shares: list[tuple[tuple[int, ...], Tensor]] = []
         #: Parameters whose gradients cannot be had here.
         self.unkept: set[int] = set()
+        #: Parameter to its columns of the Jacobian, shape (m, size); only if wanted.
+        self.rows: dict[int, Tensor] = {}
+        self._expands = expands
         self._room, self._keeps = room, keeps
         self._notes = notes
         self._short: list[Rows] = []
@@ -50,8 +55,22 @@ class Ledger:
             contribution: The contribution.
             keeps: Whether it may be kept.
         """
+        if self._expands:
+            for part in contribution.split():
+                self._expand(part)
+            return
         for part in contribution.apart():
             self._add(part, self._keeps and keeps)
+
+    def _expand(self, contribution: Contribution) -> None:
+        (placement,) = contribution.placements
+        rows = Rows(contribution.rows().to(self.G), placement, is_placed=True)
+        share = rows.gramian()
+        self.G += share
+        self._note(rows, share)
+        self._kept.append(rows)
+        before = self.rows.get(placement.parameter)
+        self.rows[placement.parameter] = rows.flat if before is None else before + rows.flat
 
     def _add(self, contribution: Contribution, keeps: bool) -> None:
         if not keeps:

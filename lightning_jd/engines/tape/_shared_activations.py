@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from typing_extensions import override
 
-from lightning_jd.engines.tape._contribution import Contribution
+from lightning_jd.engines.tape._contribution import Contribution, Rows
 from lightning_jd.engines.tape._plan import Plan, Use
 
 _BLOCK_NUMBERS = 1 << 20
@@ -50,6 +50,12 @@ class SharedActivations(Contribution):
     def rows(self) -> Tensor:
         J = torch.matmul(self.A.T, self.D)  # (m, i, o)
         return self.placements[0].placed(J)
+
+    @override
+    def split(self) -> list[Contribution]:
+        placement, *bias = self.placements
+        weight = Rows(self.rows(), placement, is_placed=True)
+        return [weight, *(Rows(self.D.sum(dim=1), where) for where in bias)]
 
     @override
     def gradients(self, weights: Tensor) -> list[Tensor]:

@@ -36,6 +36,7 @@ class Tape:
     With J the Jacobian of m losses with respect to the parameters, :meth:`gramian` is
     :math:`G = J J^\top` and :meth:`gradients` is :math:`J^\top w`. Everything is exact up to
     rounding, on any graph; a graph that is not understood costs time, not correctness.
+    :meth:`jacobian` is J itself, for methods that need it.
 
     The graph of the losses is kept: it is freed together with the losses.
 
@@ -89,6 +90,7 @@ class Tape:
         self.culprits: dict[str, str] = {}
         self._scale, self._memory = scale, memory
         self._check, self._check_every = check, check_every
+        self._expands = False
         self._ledger: Ledger | None = None
 
     def gramian(self) -> Tensor:
@@ -105,6 +107,24 @@ class Tape:
             with torch.no_grad(), torch.autocast(device, enabled=False):
                 self._ledger = self._record()
         return self._ledger.G
+
+    def jacobian(self) -> Tensor:
+        """The gradients of the objectives, one row each, shape (m, n), in the type of the Gramian.
+
+        For instances it costs about as much as the Gramian, not one backward pass per row.
+
+        Raises:
+            GraphError: As :meth:`gramian`.
+        """
+        if self._ledger is None or not self._ledger.rows:
+            self._ledger, self._expands = None, True
+        G = self.gramian()
+        assert self._ledger is not None
+        columns = [
+            self._ledger.rows.get(k, G.new_zeros(len(G), tensor.numel()))
+            for k, (_, tensor) in enumerate(self.named)
+        ]
+        return torch.cat(columns, dim=1)
 
     def gradients(self, weights: Tensor) -> list[Tensor | None]:
         """The combined gradient of each parameter, in its type; ``None`` if no loss reaches it.
@@ -158,6 +178,7 @@ class Tape:
             room=sum(tensor.numel() for tensor in self._tensors) // 4,
             keeps=self._memory == "fast",
             notes=notes,
+            expands=self._expands,
         )
         parameters = dict(enumerate(self._tensors))
         recording = Recording(graph, known, plan, self.objectives, parameters, self._scale)
