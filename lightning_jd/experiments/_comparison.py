@@ -27,7 +27,7 @@ _COLUMNS = {
     "not_finished": "seeds that diverged",
 }
 _BUDGETS = {
-    "small": "of a walk by factors of 10^(1/3) with seed 1, kept for the other seeds",
+    "small": "of a walk by factors of 10^(1/3), then 10^(1/6), with seed 1, kept for other seeds",
     "paper": "of the paper's sweep over 22 + 50 rates, for each seed",
 }
 
@@ -52,10 +52,7 @@ def publish(best: Best, failures: Mapping[Run, str], budget: Budget, folder: Pat
         "curve of the training loss, per step. Final loss: of the last epoch. Similarity to SGD: "
         "cosine between the update and the mean of the gradients, over the whole run. Learning "
         f"rates: the best {_BUDGETS[budget]}.",
-        *(
-            f"{run.aggregator} at {run.lr:.3g}, seed {run.seed}: {what}"
-            for run, what in failures.items()
-        ),
+        *_told(failures),
     ]
     rows = compared(best)
     report = Report("iwrm", title, _COLUMNS, rows, notes)
@@ -65,6 +62,17 @@ def publish(best: Best, failures: Mapping[Run, str], budget: Budget, folder: Pat
     table = write_curves(curves, folder / "curves.csv")
     figure = draw_comparison(curves, title, folder / "iwrm.png")
     console().print(f"Wrote {data}, {page}, {table} and {figure}.")
+
+
+def _told(failures: Mapping[Run, str]) -> list[str]:
+    """One sentence per method whose runs raised."""
+    by_method: dict[Setting, list[str]] = {}
+    for run, what in failures.items():
+        by_method.setdefault(Setting(run.aggregator, run.reg), []).append(what)
+    return [
+        f"{setting.label}: {len(whats)} run(s) ended with an error, the first with {whats[0]}"
+        for setting, whats in by_method.items()
+    ]
 
 
 def compared(best: Best) -> list[dict[str, Value]]:

@@ -81,7 +81,8 @@ def best_runs(first: Run, seeds: int, budget: Budget, trained: Crew) -> list[tup
     """The run at the best learning rate of each seed.
 
     The paper's budget sweeps 72 rates for every seed. The small one walks over the coarse grid
-    with the first seed and keeps the rate for the others, unless they diverge with it.
+    with the first seed, tries half a step to both sides of the best, and keeps the rate for the
+    other seeds, unless they diverge with it.
 
     Args:
         first: The setting; learning rate and seed are replaced.
@@ -100,7 +101,7 @@ def best_runs(first: Run, seeds: int, budget: Budget, trained: Crew) -> list[tup
                 lambda k, rates=rates: rates(learning_rate(k)),  # type: ignore[misc]
                 start=exponent,
                 margin=1 if seed == 1 else 0,
-                halvings=0,
+                halvings=1 if seed == 1 else 0,
             )
             lr = learning_rate(exponent)
             while not rates.tried[lr].finished and exponent > -60:

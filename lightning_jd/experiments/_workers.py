@@ -66,23 +66,30 @@ class Crew:
 
 @contextmanager
 def crew(
-    dataset: str, folder: str, store: Path, workers: int, announce: Callable[[str], None]
+    dataset: str,
+    folder: str,
+    size: int,
+    store: Path,
+    workers: int,
+    announce: Callable[[str], None],
 ) -> Iterator[Crew]:
     """Open a crew; with one worker it trains in this process, with more in others.
 
     Args:
         dataset: Name of the dataset.
         folder: Where its official files are.
+        size: The number of images in a run.
         store: The file of finished runs.
         workers: How many runs are trained at a time.
         announce: Called with a description when a run is asked for.
 
     Raises:
-        ArgumentError: If there is no worker, or files are missing or damaged.
+        ArgumentError: If there is no worker, files are missing or damaged, or have too few images.
     """
     if workers < 1:
         raise ArgumentError(f"`workers` must be at least 1, got {workers}.")
     split = load(dataset, folder)  # also before other processes do: one clear message, not many
+    paper_subset(split, seed=1, size=size)
     if workers == 1:
         yield Crew(Store(store), _Trainer(split), announce)
         return

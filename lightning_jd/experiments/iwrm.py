@@ -39,8 +39,8 @@ def iwrm(
     the standard error over seeds.
 
     The small budget takes about half an hour on two cores: a walk over learning rates by factors
-    of 10^(1/3) with the first seed, in which rates that fall behind are given up early, and the
-    best of them for the other seeds. The budget of the paper sweeps 22 + 50 rates for every
+    of 10^(1/3) with the first seed, refined by 10^(1/6) at its end, in which rates that fall behind
+    are given up early, and the best of them for the other seeds. The budget of the paper sweeps 22 + 50 rates for every
     aggregator and seed, which takes days.
 
     Args:
@@ -81,10 +81,10 @@ def iwrm(
         "optimizer": optimizer,
     }
     firsts = [Run(dataset, s.aggregator, s.reg, 1.0, **shared) for s in settings]  # type: ignore[arg-type]
-    tries = seeds * 72 if budget == "paper" else seeds + 3
+    tries = seeds * 72 if budget == "paper" else seeds + 5
     with (
         progress_bar(total=len(settings) * tries) as announce,
-        crew(dataset, data, folder / "runs.jsonl", workers, announce) as trained,
+        crew(dataset, data, size, folder / "runs.jsonl", workers, announce) as trained,
     ):
         jobs = [partial(best_runs, first, seeds, budget, trained) for first in firsts]
         best = side_by_side(jobs, workers)
