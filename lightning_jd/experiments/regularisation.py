@@ -54,7 +54,7 @@ def regularisation(
 
     Args:
         data: The folder with the official files of the dataset; nothing is downloaded.
-        dataset: "mnist", "fashion-mnist" or "cifar10".
+        dataset: "svhn", "cifar10", "eurosat", "mnist", "fashion-mnist" or "kuzushiji-mnist".
         regs: The regularisations, e.g. --regs '[1e-3, 1e-4, 0]'; neighbours side by side save time.
         seeds: How many reruns, each with other images, initial weights and batches.
         epochs: Passes over the images; by default as many as in the paper.
