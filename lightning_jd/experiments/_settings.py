@@ -7,7 +7,13 @@ from typing import Literal
 from lightning_jd.aggregators import available
 from lightning_jd.errors import UnknownNameError
 from lightning_jd.experiments._run import Outcome, Run
-from lightning_jd.experiments._search import COARSE, best_exponent, learning_rate, paper_sweep
+from lightning_jd.experiments._search import (
+    COARSE,
+    GRID,
+    best_exponent,
+    learning_rate,
+    paper_sweep,
+)
 from lightning_jd.experiments._statistics import power_of_ten
 from lightning_jd.experiments._workers import Crew
 
@@ -97,17 +103,11 @@ def best_runs(first: Run, seeds: int, budget: Budget, trained: Crew) -> list[tup
         if budget == "paper":
             lr = paper_sweep(rates)
         else:
-            exponent = best_exponent(
-                lambda k, rates=rates: rates(learning_rate(k)),  # type: ignore[misc]
-                start=exponent,
-                margin=1 if seed == 1 else 0,
-                halvings=1 if seed == 1 else 0,
-            )
-            lr = learning_rate(exponent)
-            while not rates.tried[lr].finished and exponent > -60:
+            if seed == 1:
+                exponent = best_exponent(rates.at_exponent, start=exponent, halvings=1)
+            while rates.at_exponent(exponent) == float("inf") and exponent > GRID[0]:
                 exponent -= COARSE
-                lr = learning_rate(exponent)
-                rates(lr)
+            lr = learning_rate(exponent)
         found.append((replace(first, seed=seed, lr=lr), rates.tried[lr]))
     return found
 
@@ -126,8 +126,14 @@ class Rates:
         self.tried: dict[float, Outcome] = {}
 
     def __call__(self, lr: float) -> float:
+        if lr in self.tried:
+            return self.tried[lr].area
         finished = [outcome for outcome in self.tried.values() if outcome.finished]
         rival = min(finished, key=lambda outcome: outcome.area, default=None)
         losses = rival.losses if rival is not None and self._gives_up else None
         self.tried[lr] = self._trained(replace(self._setting, lr=lr), losses)
         return self.tried[lr].area
+
+    def at_exponent(self, k: int) -> float:
+        """The area for the rate 10^(k/12)."""
+        return self(learning_rate(k))

@@ -20,7 +20,7 @@ def load_svhn(folder: Path) -> Images:
     Raises:
         ArgumentError: If the file is missing, damaged or something else.
     """
-    from scipy.io import loadmat
+    from scipy.io import loadmat  # type: ignore[import-untyped]
 
     path = find(folder, (_NAME,), _ORIGIN)
     try:
