@@ -8,8 +8,9 @@ from pathlib import Path
 from lightning_jd.bench._console import console
 from lightning_jd.bench._report import Report, Value
 from lightning_jd.experiments._curves import Curve, curves_of, draw_comparison
+from lightning_jd.experiments._rates import Budget
 from lightning_jd.experiments._run import Outcome, Run
-from lightning_jd.experiments._settings import Budget, Setting
+from lightning_jd.experiments._settings import Setting
 from lightning_jd.experiments._statistics import standard_error
 
 #: Setting to the run at the best learning rate of each seed.

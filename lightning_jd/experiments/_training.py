@@ -1,7 +1,6 @@
 """One training run of the paper's protocol: instance-wise losses, a constant rate, the Trainer."""
 
 from collections.abc import Iterator, Sequence
-from inspect import signature
 from itertools import accumulate
 from typing import Any
 
@@ -11,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 from typing_extensions import override
 
-from lightning_jd.aggregators import Aggregator, available, resolve
 from lightning_jd.errors import NonFiniteError
 from lightning_jd.experiments._lightning import bare_trainer, quiet
 from lightning_jd.experiments._run import End, Outcome, Run
+from lightning_jd.experiments._settings import Setting
 from lightning_jd.experiments.models import Architecture, paper_cnn
 from lightning_jd.metrics import conflict_summary
 from lightning_jd.surfaces._observe import direction_of
@@ -46,7 +45,7 @@ def train(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
         model = paper_cnn(architecture).to(images.device)
-    descent = JacobianDescent(_aggregator(run))
+    descent = JacobianDescent(Setting(run.aggregator, run.reg).built(run.seed))
     module = _InstanceWise(run, model, descent, _Watch(rival))
     end: End = "finished"
     with quiet():
@@ -61,13 +60,6 @@ def train(
     columns = [[float(f"{x:.6g}") for x in c] for c in zip(*module.steps, strict=True)]
     losses, similarities, largest, cosines, harmed = columns or [[], [], [], [], []]
     return Outcome(losses, similarities, largest, cosines, harmed, end)
-
-
-def _aggregator(run: Run) -> Aggregator:
-    options: dict[str, Any] = {} if run.reg is None else {"reg": run.reg}
-    if "seed" in signature(available()[run.aggregator]).parameters:
-        options["seed"] = run.seed  # other seeds draw other numbers
-    return resolve({"name": run.aggregator} | options)
 
 
 class _StoppedError(Exception):

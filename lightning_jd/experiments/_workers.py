@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from lightning_jd.errors import ArgumentError
+from lightning_jd.experiments._rates import Trained
 from lightning_jd.experiments._run import Outcome, Run
+from lightning_jd.experiments._settings import Setting
 from lightning_jd.experiments._store import Store
 from lightning_jd.experiments._training import train
 from lightning_jd.experiments.data import Images, load, paper_subset
 from lightning_jd.experiments.models import ARCHITECTURES
 
 _Answer = TypeVar("_Answer")
-#: Trains a run, perhaps against the losses of a rival.
-Trained = Callable[[Run, Sequence[float] | None], Outcome]
 
 
 class Crew:
@@ -47,8 +47,8 @@ class Crew:
 
     def __call__(self, run: Run, rival: Sequence[float] | None = None) -> Outcome:
         with self._lock:
-            name = run.aggregator if run.reg is None else f"{run.aggregator} {run.reg:g}"
-            self._announce(f"seed {run.seed} {name} lr {run.lr:.2g}")
+            name = Setting(run.aggregator, run.reg).label
+            self._announce(f"seed {run.seed} {name}, lr {run.lr:.2g}")
             if run in self._store:
                 return self._store[run]
         try:

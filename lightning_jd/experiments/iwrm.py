@@ -8,8 +8,9 @@ from lightning_jd.bench._console import progress_bar
 from lightning_jd.errors import ArgumentError
 from lightning_jd.experiments._comparison import publish
 from lightning_jd.experiments._figure import check_matplotlib
+from lightning_jd.experiments._rates import Budget, best_runs
 from lightning_jd.experiments._run import Optimizer, Run
-from lightning_jd.experiments._settings import PAPER_AGGREGATORS, Budget, best_runs, settings_of
+from lightning_jd.experiments._settings import PAPER_AGGREGATORS, settings_of
 from lightning_jd.experiments._workers import crew, side_by_side
 from lightning_jd.experiments.models import ADAM_EPOCHS, EPOCHS
 

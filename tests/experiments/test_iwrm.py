@@ -17,9 +17,10 @@ from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.experiments import _workers
 from lightning_jd.experiments._comparison import compared
 from lightning_jd.experiments._curves import curves_of
+from lightning_jd.experiments._rates import best_runs
 from lightning_jd.experiments._run import Outcome, Run
 from lightning_jd.experiments._search import learning_rate
-from lightning_jd.experiments._settings import PAPER_AGGREGATORS, Setting, best_runs
+from lightning_jd.experiments._settings import PAPER_AGGREGATORS, Setting
 from lightning_jd.experiments._store import Store
 from lightning_jd.experiments._workers import Crew, side_by_side
 from lightning_jd.experiments.iwrm import iwrm
@@ -139,7 +140,7 @@ class Landscape:
 
 def test_the_small_budget_walks_once_and_keeps_the_rate() -> None:
     landscape = Landscape({1: -22, 2: -20, 3: -24})
-    best = best_runs(FIRST, 3, "small", landscape)  # type: ignore[arg-type]
+    best = best_runs(FIRST, 3, "small", landscape)
     assert [run.lr for run, _ in best] == [learning_rate(-22)] * 3
     assert [run.seed for run, _ in best] == [1, 2, 3]
     assert [seed for seed, _ in landscape.asked].count(2) == 1
@@ -148,13 +149,13 @@ def test_the_small_budget_walks_once_and_keeps_the_rate() -> None:
 
 def test_a_seed_that_diverges_takes_a_smaller_rate() -> None:
     landscape = Landscape({1: -12, 2: -12}, diverges_above={2: -21})
-    best = best_runs(FIRST, 2, "small", landscape)  # type: ignore[arg-type]
+    best = best_runs(FIRST, 2, "small", landscape)
     assert [run.lr for run, _ in best] == [learning_rate(-12), learning_rate(-24)]
 
 
 def test_the_budget_of_the_paper_is_72_rates_for_every_seed() -> None:
     landscape = Landscape({1: -12, 2: -24})
-    best = best_runs(FIRST, 2, "paper", landscape)  # type: ignore[arg-type]
+    best = best_runs(FIRST, 2, "paper", landscape)
     # 22 + 50, but both ends of the second stage are known from the first
     assert [seed for seed, _ in landscape.asked] == [1] * 70 + [2] * 70
     assert [o.finished for _, o in best] == [True, True]

@@ -7,6 +7,7 @@ from lightning_jd.aggregators import GradDrop
 from lightning_jd.engines import jacobian
 from lightning_jd.experiments import _training
 from lightning_jd.experiments._run import Outcome, Run
+from lightning_jd.experiments._settings import Setting
 from lightning_jd.experiments._training import train
 from lightning_jd.experiments.models import paper_cnn
 from lightning_jd.metrics import similarity_to_mean
@@ -87,14 +88,15 @@ def test_similarity_and_harm_are_those_of_the_rows(batch: Batch) -> None:
 
 
 def test_random_methods_draw_other_numbers_for_other_seeds() -> None:
-    drawn = [_training._aggregator(Run("mnist", "rgw", None, 1.0, s, 1)) for s in (1, 2)]
+    drawn = [Setting("rgw").built(seed) for seed in (1, 2)]
     first, second = (aggregator.weights(torch.eye(4)) for aggregator in drawn)
     assert not torch.equal(first, second)
 
 
 def test_a_run_that_cannot_win_any_more_is_given_up(batch: Batch) -> None:
     alone = train(RUN, "mnist", *batch)
-    assert train(RUN, "mnist", *batch, rival=alone.losses) == alone  # equal is not worse
+    rival = [1.001 * loss for loss in alone.losses]  # hardly worse
+    assert train(RUN, "mnist", *batch, rival=rival) == alone
     beaten = train(RUN, "mnist", *batch, rival=[loss / 100 for loss in alone.losses])
     assert (beaten.end, beaten.area) == ("given up", float("inf"))
     assert beaten.losses == []
