@@ -22,6 +22,9 @@ Commands = Mapping[str, "str | tuple[str, Commands]"]
 COMMANDS: Commands = {
     "doctor": "lightning_jd.doctor:doctor",
     "report": "lightning_jd.report:report",
+    "iwrm": "lightning_jd.experiments.iwrm:iwrm",
+    "speed": "lightning_jd.experiments.speed:speed",
+    "trajectories": "lightning_jd.experiments.trajectories:trajectories",
     "regularisation": "lightning_jd.experiments.regularisation:regularisation",
     "bench": (
         "Measure the package on this machine.",

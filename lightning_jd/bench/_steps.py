@@ -17,6 +17,20 @@ from lightning_jd.errors import UnknownNameError
 Step = Callable[[], None]
 OPPONENTS = ("autogram", "autojac")  # TorchJD's two engines
 ENGINES = ("plain", "ours", "ours_low", *OPPONENTS)
+#: What TorchJD calls the methods, from Gramians and from Jacobians.
+_WEIGHTINGS = {
+    "mean": "MeanWeighting",
+    "upgrad": "UPGradWeighting",
+    "mgda": "MGDAWeighting",
+    "dualproj": "DualProjWeighting",
+    "pcgrad": "PCGradWeighting",
+    "imtlg": "IMTLGWeighting",
+    "cagrad": "CAGradWeighting",
+    "rgw": "RandomWeighting",
+    "alignedmtl": "AlignedMTLWeighting",
+}
+_AGGREGATORS = {"mean": "Mean", "upgrad": "UPGrad", "graddrop": "GradDrop"}
+_OPTIONS: dict[str, dict[str, float]] = {"cagrad": {"c": 0.5}}
 
 
 def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
@@ -26,10 +40,11 @@ def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
         engine: One of :data:`ENGINES`: ``"plain"`` differentiates the mean of the losses; the
             others compute the Gramian (or Jacobian), weights and the update.
         work: Its model is changed (TorchJD adds hooks): do not use it for another engine.
-        aggregator: ``"mean"`` or ``"upgrad"``.
+        aggregator: A name; TorchJD's engines know ``"mean"``, ``"upgrad"`` and some others.
 
     Returns:
-        The step, or ``None`` if the engine is TorchJD's and that is not installed.
+        The step, or ``None`` if the engine is TorchJD's and that, or what it needs for the
+        method, is not installed.
     """
     model = work.model
     if engine == "plain":
@@ -47,7 +62,10 @@ def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
         raise UnknownNameError.of("engine", engine, ENGINES)
     if importlib.util.find_spec("torchjd") is None:
         return None
-    return _autogram(work, aggregator) if engine == "autogram" else _autojac(work, aggregator)
+    try:
+        return _autogram(work, aggregator) if engine == "autogram" else _autojac(work, aggregator)
+    except (ImportError, AttributeError):  # some of its methods need a solver of their own
+        return None
 
 
 def _plain(work: Work) -> None:
@@ -60,9 +78,7 @@ def _autogram(work: Work, aggregator: str) -> Step:
     from torchjd import aggregation
     from torchjd.autogram import Engine
 
-    weighting = getattr(
-        aggregation, {"mean": "MeanWeighting", "upgrad": "UPGradWeighting"}[aggregator]
-    )()
+    weighting = getattr(aggregation, _WEIGHTINGS[aggregator])(**_OPTIONS.get(aggregator, {}))
     tracked: nn.Module = work.model.trunk if isinstance(work.model, TrunkAndHeads) else work.model
     engine = Engine(tracked, batch_dim=None if work.has_tasks else 0)
 
@@ -78,7 +94,7 @@ def _autogram(work: Work, aggregator: str) -> Step:
 def _autojac(work: Work, aggregator: str) -> Step:
     from torchjd import aggregation, autojac
 
-    chosen = getattr(aggregation, {"mean": "Mean", "upgrad": "UPGrad"}[aggregator])()
+    chosen = getattr(aggregation, _AGGREGATORS[aggregator])()
     model = work.model
 
     def step() -> None:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
-from typing_extensions import override
 
 from lightning_jd.bench._clock import Timing, ratio
 from lightning_jd.bench._console import console, progress_bar
 from lightning_jd.bench._models import Work, cnn, mlp, mlp_tasks
+from lightning_jd.bench._module import WorkModule, mean_of
 from lightning_jd.bench._report import Report, Value
 from lightning_jd.core import backward
 from lightning_jd.errors import ArgumentError
+from lightning_jd.experiments._lightning import bare_trainer, quiet
 from lightning_jd.surfaces.lightning_pytorch import JacobianDescent
 
 Clock = Literal["wall", "cpu"]
@@ -115,17 +111,9 @@ def _in_turns(
     by_hand, by_trainer = build(), build()
     turns = _Turns(_loop_step(by_hand, aggregator), repeats, _NOW[clock])
     callbacks = [] if aggregator is None else [JacobianDescent(aggregator)]
-    with _quiet():
-        trainer = Trainer(
-            accelerator="cpu",
-            max_epochs=1,
-            callbacks=list(callbacks),
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(_Module(by_trainer, aggregator), turns)
+    with quiet():
+        trainer = bare_trainer(1, callbacks)
+        trainer.fit(WorkModule(by_trainer, plain=aggregator is None), turns)
     return Timing(tuple(turns.loop[_WARMUP:])), Timing(tuple(turns.inside[_WARMUP:]))
 
 
@@ -151,23 +139,6 @@ class _Turns:
         # The Trainer does not come back after the last batch: it has its own count.
 
 
-class _Module(LightningModule):
-    def __init__(self, work: Work, aggregator: str | None) -> None:
-        super().__init__()
-        self.work, self.model, self._plain = work, work.model, aggregator is None
-
-    @override
-    def training_step(self, batch: int) -> Any:
-        losses = self.work.losses()
-        if self._plain:
-            return _mean(losses)
-        return {"loss": losses}
-
-    @override
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=1e-3)
-
-
 def _loop_step(work: Work, aggregator: str | None) -> Callable[[], None]:
     optimizer = torch.optim.SGD(work.model.parameters(), lr=1e-3)
 
@@ -175,29 +146,9 @@ def _loop_step(work: Work, aggregator: str | None) -> Callable[[], None]:
         losses = work.losses()
         optimizer.zero_grad()
         if aggregator is None:
-            _mean(losses).backward()
+            mean_of(losses).backward()
         else:
             backward(losses, work.model, aggregator)
         optimizer.step()
 
     return step
-
-
-def _mean(losses: Tensor | list[Tensor]) -> Tensor:
-    return (torch.stack(losses) if isinstance(losses, list) else losses).mean()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Lightning tells about devices and workers at every start: once per line of the table."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)

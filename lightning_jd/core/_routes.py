@@ -100,7 +100,10 @@ def through_jacobian(
 ) -> None:
     """The whole matrix, for aggregators that are no weighting of its rows."""
     for group, named in members.items():
-        J = jacobian(objectives, named, scale=scale)
+        if objectives.kind == "tasks":  # each needs a backward pass of its own
+            J = jacobian(objectives, named, scale=scale)
+        else:
+            J = Tape(objectives, named, scale=scale).jacobian()
         G = J @ J.T
         progress.lap("gramian")
         finite = _all_finite(objectives, G, overflow)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_jd.errors import MissingDependencyError
+from lightning_jd.experiments._run import Outcome, Run
 from lightning_jd.experiments._statistics import power_of_ten, smooth_mean, standard_error
-from lightning_jd.experiments._training import Outcome, Run
 
 
 def check_matplotlib() -> None:
@@ -56,7 +56,7 @@ def draw(
     ]
     for axes, ylabel, series in panels:
         for reg in [*regs, None]:
-            curve = smooth_mean([series(o) for _, o in best[reg] if not o.diverged])
+            curve = smooth_mean([series(o) for _, o in best[reg] if o.finished])
             if curve:
                 label = "Mean" if reg is None else power_of_ten(reg)
                 axes.plot(curve, color=colours[reg], label=label)

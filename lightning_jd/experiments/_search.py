@@ -69,3 +69,30 @@ def _try(k: int, area: Callable[[int], float], tried: dict[int, float]) -> int:
     tried[k] = area(k)
     # Of several infinite areas the smallest rate is the best: what diverges is too large.
     return min(sorted(tried), key=lambda k: tried[k])
+
+
+def paper_sweep(area: Callable[[float], float]) -> float:
+    """The learning rate that the paper's two stages select: 22 rates, then 50 around the best two.
+
+    The first stage tries 1e-5 to 1e2 by factors of 10^(1/3). The second tries 50 rates, evenly
+    spaced in the exponent, from the smaller of the best two divided by that factor to the larger
+    multiplied by it.
+
+    Args:
+        area: The area under the loss curve for a rate; infinite if the run diverged.
+
+    Example:
+        >>> import math
+        >>> tried = []
+        >>> def area(lr):
+        ...     tried.append(lr)
+        ...     return (math.log10(lr) + 1.6) ** 2
+        >>> round(math.log10(paper_sweep(area)), 2), len(tried)
+        (-1.59, 72)
+    """
+    coarse = {k: area(learning_rate(k)) for k in GRID}
+    first, second = sorted(GRID, key=lambda k: coarse[k])[:2]
+    low, high = min(first, second) - COARSE, max(first, second) + COARSE
+    fine = [10 ** ((low + (high - low) * i / 49) / 12) for i in range(50)]
+    areas = {learning_rate(k): a for k, a in coarse.items()} | {lr: area(lr) for lr in fine}
+    return min(sorted(areas), key=lambda lr: areas[lr])

@@ -1,11 +1,11 @@
-"""Finished runs on disk: one line of JSON each, written at once, so that Ctrl-C loses nothing."""
+"""Finished runs on disk."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from lightning_jd.errors import ArgumentError
-from lightning_jd.experiments._training import Outcome, Run
+from lightning_jd.experiments._lines import Lines
+from lightning_jd.experiments._run import Outcome, Run
 
 
 class Store:
@@ -19,10 +19,9 @@ class Store:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._finished: dict[Run, Outcome] = {}
-        if path.exists():
-            self._read()
+        self._lines = Lines(path)
+        entries = enumerate(self._lines.read(), start=1)
+        self._finished = dict(self._parsed(entry, number) for number, entry in entries)
 
     def __contains__(self, run: Run) -> bool:
         return run in self._finished
@@ -36,25 +35,10 @@ class Store:
     def add(self, run: Run, outcome: Outcome) -> None:
         """Keep a finished run, in memory and on disk."""
         self._finished[run] = outcome
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"run": asdict(run), "outcome": asdict(outcome)}) + "\n")
+        self._lines.append({"run": asdict(run), "outcome": asdict(outcome)})
 
-    def _read(self) -> None:
-        text = self._path.read_text(encoding="utf-8")
-        complete, newline, torn = text.rpartition("\n")
-        if torn:  # the process ended in the middle of a line: drop it, or the next one joins it
-            self._path.write_text(complete + newline, encoding="utf-8")
-        for number, line in enumerate(complete.splitlines(), start=1):
-            run, outcome = self._parsed(line, number)
-            self._finished[run] = outcome
-
-    def _parsed(self, line: str, number: int) -> tuple[Run, Outcome]:
+    def _parsed(self, entry: Any, number: int) -> tuple[Run, Outcome]:
         try:
-            entry = json.loads(line)
             return Run(**entry["run"]), Outcome(**entry["outcome"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ArgumentError(
-                f"`output` must hold the runs of this command, but line {number} of "
-                f"{self._path} is not one ({error!r}). Choose another folder."
-            ) from error
+        except (KeyError, TypeError) as error:
+            raise self._lines.foreign(number, error) from error

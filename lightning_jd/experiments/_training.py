@@ -1,128 +1,149 @@
-"""One training run of the paper's protocol: instance-wise losses, plain SGD, a constant rate."""
+"""One training run of the paper's protocol: instance-wise losses, a constant rate, the Trainer."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
-from lightning_jd.aggregators import resolve
-from lightning_jd.core import backward
 from lightning_jd.errors import NonFiniteError
-from lightning_jd.experiments._statistics import power_of_ten
+from lightning_jd.experiments._lightning import bare_trainer, quiet
+from lightning_jd.experiments._run import End, Outcome, Run
+from lightning_jd.experiments._settings import Setting
 from lightning_jd.experiments.models import Architecture, paper_cnn
+from lightning_jd.metrics import conflict_summary
+from lightning_jd.surfaces._observe import direction_of
+from lightning_jd.surfaces.lightning_pytorch import JacobianDescent
 
 _DIVERGED = 1e3  # a cross-entropy that no training of ten classes comes back from
+_PATIENCE = 0.25  # of the run, before it is compared with its rival step by step
+_SLACK = 1.1  # how much more area than the rival's a run may have by then
 
 
-@dataclass(frozen=True)
-class Run:
-    """Everything that decides the outcome of a training run.
-
-    Args:
-        dataset: Name of the dataset.
-        aggregator: Name of the aggregator.
-        reg: Its regularisation; ``None`` if it has none.
-        lr: The learning rate.
-        seed: Decides the images, the initial weights and the order of the batches.
-        epochs: How often each image is seen.
-        size: The number of training images.
-        batch: The number of images, hence of objectives, in a step.
-    """
-
-    dataset: str
-    aggregator: str
-    reg: float | None
-    lr: float
-    seed: int
-    epochs: int
-    size: int = 1024
-    batch: int = 32
-
-    @property
-    def label(self) -> str:
-        """How the table and the figure call this setting.
-
-        Example:
-            >>> Run("mnist", "upgrad", 1e-4, 0.1, seed=1, epochs=8).label
-            'reg 1e-4'
-        """
-        return self.aggregator if self.reg is None else f"reg {power_of_ten(self.reg)}"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run has shown, step by step; shorter than planned if the run diverged.
-
-    Args:
-        losses: Mean loss of the batch, before the step.
-        largest_weights: Largest weight, as a multiple of the weight 1/m that Mean gives.
-        worst_cosines: Least cosine between the update and the gradient of an image.
-        harmed: Share of the images that the update makes worse, to first order.
-        diverged: Whether the loss became infinite, NaN or absurd.
-    """
-
-    losses: list[float]
-    largest_weights: list[float]
-    worst_cosines: list[float]
-    harmed: list[float]
-    diverged: bool
-
-    @property
-    def area(self) -> float:
-        """Area under the curve of the training loss per step; infinite if the run diverged.
-
-        Example:
-            >>> Outcome([3.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0], diverged=False).area
-            2.0
-        """
-        return float("inf") if self.diverged else sum(self.losses) / len(self.losses)
-
-
-def train(run: Run, architecture: Architecture, images: Tensor, labels: Tensor) -> Outcome:
-    """Train a network of the paper from scratch.
+def train(
+    run: Run,
+    architecture: Architecture,
+    images: Tensor,
+    labels: Tensor,
+    rival: Sequence[float] | None = None,
+) -> Outcome:
+    """Train a network of the paper from scratch, with the callback ``JacobianDescent``.
 
     Args:
         run: The settings.
         architecture: Which network.
         images: (size, channels, height, width), normalised.
         labels: (size,).
+        rival: The losses of the best finished run that differs in the learning rate only. The run
+            is given up when its area is beyond that of the rival, or, after a quarter of the
+            steps, a tenth larger than the rival's up to the same step.
     """
-    # Here, not above: torchmetrics takes seconds to import, and `--help` should not wait for it.
-    from lightning_jd.metrics import dual_cone_violation
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
         model = paper_cnn(architecture).to(images.device)
-    order = torch.Generator().manual_seed(run.seed)
-    options: dict[str, Any] = {} if run.reg is None else {"reg": run.reg}
-    aggregator = resolve({"name": run.aggregator} | options)
-    optimizer = torch.optim.SGD(model.parameters(), lr=run.lr)
-    steps: list[tuple[float, float, float, float]] = []
-    for _ in range(run.epochs):
-        for chosen in torch.randperm(len(labels), generator=order).split(run.batch):
-            losses = functional.cross_entropy(
-                model(images[chosen]), labels[chosen], reduction="none"
-            )
-            mean = float(losses.detach().mean())
-            if not mean < _DIVERGED:
-                return _outcome(steps, diverged=True)
-            optimizer.zero_grad()
-            try:
-                report = backward(losses, model, aggregator)
-            except NonFiniteError:
-                return _outcome(steps, diverged=True)
-            optimizer.step()
-            assert report.weights is not None
-            violation = dual_cone_violation(report.gramian, report.weights)
-            largest = float(report.weights.abs().max()) * len(chosen)
-            steps.append((mean, largest, float(violation.worst_cosine), float(violation.share)))
-    return _outcome(steps, diverged=False)
-
-
-def _outcome(steps: list[tuple[float, float, float, float]], *, diverged: bool) -> Outcome:
-    columns = zip(*steps, strict=True) if steps else iter([()] * 4)
+    descent = JacobianDescent(Setting(run.aggregator, run.reg).built(run.seed))
+    module = _InstanceWise(run, model, descent, _Watch(rival))
+    end: End = "finished"
+    with quiet():
+        trainer = bare_trainer(run.epochs, [descent])
+        try:
+            trainer.fit(module, _Batches(images, labels, run))
+        except _StoppedError as stopped:
+            end = stopped.end
+        except NonFiniteError:
+            end = "diverged"
     # Six digits are more than a figure shows, and keep the file of results small.
-    losses, largest, cosines, harmed = ([float(f"{x:.6g}") for x in c] for c in columns)
-    return Outcome(losses, largest, cosines, harmed, diverged)
+    columns = [[float(f"{x:.6g}") for x in c] for c in zip(*module.steps, strict=True)]
+    losses, similarities, largest, cosines, harmed = columns or [[], [], [], [], []]
+    return Outcome(losses, similarities, largest, cosines, harmed, end)
+
+
+class _StoppedError(Exception):
+    """Ends a run before its time."""
+
+    def __init__(self, end: End) -> None:
+        super().__init__(end)
+        self.end: End = end
+
+
+class _Watch:
+    """Compares the losses of a run with those of its rival."""
+
+    def __init__(self, rival: Sequence[float] | None) -> None:
+        self._rival = list(accumulate(rival or ()))
+        self._total, self._step = 0.0, 0
+
+    def check(self, loss: float) -> None:
+        """Raise if the run has failed."""
+        if not loss < _DIVERGED:
+            raise _StoppedError("diverged")
+        self._total += loss
+        if self._rival:
+            late = self._step >= _PATIENCE * len(self._rival)
+            bound = _SLACK * self._rival[self._step] if late else self._rival[-1]
+            if self._total > min(bound, self._rival[-1]):
+                raise _StoppedError("given up")
+        self._step += 1
+
+
+class _Batches:
+    """The images in a new order in each epoch."""
+
+    def __init__(self, images: Tensor, labels: Tensor, run: Run) -> None:
+        self._images, self._labels, self._size = images, labels, run.batch
+        self._order = torch.Generator().manual_seed(run.seed)
+
+    def __len__(self) -> int:
+        return -(-len(self._labels) // self._size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(len(self._labels), generator=self._order)
+        for chosen in order.split(self._size):
+            yield self._images[chosen], self._labels[chosen]
+
+
+class _InstanceWise(LightningModule):
+    """One objective per image, and a note of each step."""
+
+    def __init__(
+        self, run: Run, model: torch.nn.Module, descent: JacobianDescent, watch: _Watch
+    ) -> None:
+        super().__init__()
+        self.run, self.model = run, model
+        self._descent, self._watch = descent, watch
+        self._loss = float("nan")
+        #: The entries of an outcome, step by step.
+        self.steps: list[tuple[float, ...]] = []
+
+    @override
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        images, labels = batch
+        losses = functional.cross_entropy(self.model(images), labels, reduction="none")
+        self._loss = float(losses.detach().mean())
+        self._watch.check(self._loss)
+        return losses
+
+    @override
+    def on_train_batch_end(self, *_: Any) -> None:
+        report = self._descent.report
+        assert report is not None
+        update = direction_of(report)
+        found = conflict_summary(report.gramian, report.weights, update=update).to_dict()
+        self.steps.append(
+            (
+                self._loss,
+                found["similarity_to_mean"],
+                found.get("largest_weight", 0.0),
+                found["violation_worst_cosine"],
+                found["violation_share"],
+            )
+        )
+
+    @override
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        kind = torch.optim.Adam if self.run.optimizer == "adam" else torch.optim.SGD
+        return kind(self.parameters(), lr=self.run.lr)

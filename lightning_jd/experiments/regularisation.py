@@ -9,10 +9,11 @@ from lightning_jd.bench._console import console, progress_bar
 from lightning_jd.bench._report import Report, Value
 from lightning_jd.errors import ArgumentError
 from lightning_jd.experiments._figure import check_matplotlib, draw
+from lightning_jd.experiments._run import Outcome, Run
 from lightning_jd.experiments._search import COARSE, best_exponent, learning_rate
 from lightning_jd.experiments._statistics import standard_error
 from lightning_jd.experiments._store import Store
-from lightning_jd.experiments._training import Outcome, Run, train
+from lightning_jd.experiments._training import train
 from lightning_jd.experiments.data import Images, load, paper_subset
 from lightning_jd.experiments.models import ARCHITECTURES, EPOCHS
 
@@ -53,7 +54,7 @@ def regularisation(
 
     Args:
         data: The folder with the official files of the dataset; nothing is downloaded.
-        dataset: "mnist", "fashion-mnist" or "cifar10".
+        dataset: "svhn", "cifar10", "eurosat", "mnist", "fashion-mnist" or "kuzushiji-mnist".
         regs: The regularisations, e.g. --regs '[1e-3, 1e-4, 0]'; neighbours side by side save time.
         seeds: How many reruns, each with other images, initial weights and batches.
         epochs: Passes over the images; by default as many as in the paper.
@@ -144,7 +145,7 @@ def _publish(best: Best, dataset: str, output: Path) -> None:
 
 def _row(runs: list[tuple[Run, Outcome]]) -> dict[str, Value]:
     areas = [outcome.area for _, outcome in runs]
-    finished = [outcome for _, outcome in runs if not outcome.diverged]
+    finished = [outcome for _, outcome in runs if outcome.finished]
     row: dict[str, Value] = {
         "setting": runs[0][0].label,
         "area": None if len(finished) < len(runs) else statistics.mean(areas),

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.engines.oracle import TOLERANCE, check_tape, scalars
+from lightning_jd.engines import Objectives, Tape
+from tests.engines.oracle import TOLERANCE, check_tape, jacobian_blocks, scalars
 from tests.engines.zoo import CASES, default_dtype
 
 
@@ -26,3 +27,23 @@ def test_the_tape_is_exact_for_dense_tasks_on(name: str) -> None:
         stacked = torch.stack(scalars(losses))
         mixed = list((torch.randn(3, len(stacked)) @ stacked).unbind())
         check_tape(mixed, named, "fast", TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_jacobian_of_the_tape_is_that_of_autograd_on(name: str) -> None:
+    torch.manual_seed(0)
+    with default_dtype(torch.float64):
+        losses, named = CASES[name]()
+        blocks = jacobian_blocks(losses, named)
+        tape = Tape(Objectives.of(losses), named)
+        tape.gramian()  # must not stand in the way
+        J = tape.jacobian()
+    expected = [
+        J.new_zeros(len(J), p.numel()) if block is None else block
+        for block, (_, p) in zip(blocks, named, strict=True)
+    ]
+    for (parameter, _), found, block in zip(
+        named, J.split([p.numel() for _, p in named], dim=1), expected, strict=True
+    ):
+        torch.testing.assert_close(found, block.to(found), rtol=1e-9, atol=1e-11, msg=parameter)
+    torch.testing.assert_close(tape.gramian(), J @ J.T, rtol=1e-9, atol=1e-11)

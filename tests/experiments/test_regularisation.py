@@ -1,88 +1,19 @@
 """The study of the regularisation: on tiny files of MNIST's format, end to end."""
 
 import json
-import struct
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from lightning_jd.errors import ArgumentError, MissingDependencyError
-from lightning_jd.experiments import _training
 from lightning_jd.experiments import regularisation as module
+from lightning_jd.experiments._run import Outcome, Run
 from lightning_jd.experiments._store import Store
-from lightning_jd.experiments._training import Outcome, Run, train
 from lightning_jd.experiments.regularisation import regularisation
 
 RUN = Run("mnist", "upgrad", 1e-4, 0.05, seed=1, epochs=2, size=16, batch=8)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(40) % 10
-    images = torch.randint(0, 50, (40, 28, 28), generator=generator)
-    images[torch.arange(40), labels] += 200  # the label is the bright line
-    for name, entries in (("images-idx3", images), ("labels-idx1", labels)):
-        header = bytes([0, 0, 8, entries.ndim]) + struct.pack(f">{entries.ndim}I", *entries.shape)
-        body = bytes(entries.flatten().tolist())
-        (tmp_path / f"train-{name}-ubyte").write_bytes(header + body)
-    return tmp_path
-
-
-@pytest.fixture
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(16, 1, 28, 28, generator=generator), torch.arange(16) % 10
-
-
-def test_a_run_is_decided_by_its_settings(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-    first = train(RUN, "mnist", *batch)
-    torch.manual_seed(99)  # the global state must not matter
-    assert train(RUN, "mnist", *batch) == first
-    assert len(first.losses) == 4
-    assert not first.diverged
-    assert first.losses[-1] < first.losses[0]
-
-
-def test_mean_is_plain_sgd_on_the_mean_loss(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-    run = Run("mnist", "mean", None, 0.05, seed=1, epochs=2, size=16, batch=8)
-    images, labels = batch
-    torch.manual_seed(1)
-    model = _training.paper_cnn("mnist")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    order = torch.Generator().manual_seed(1)
-    losses = []
-    for _ in range(2):
-        for chosen in torch.randperm(16, generator=order).split(8):
-            loss = torch.nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    outcome = train(run, "mnist", images, labels)
-    assert outcome.losses == pytest.approx(losses, rel=1e-4)
-    assert outcome.largest_weights == pytest.approx([1.0] * 4)
-
-
-def test_a_diverging_run_ends_early_with_an_infinite_area(
-    batch: tuple[torch.Tensor, torch.Tensor],
-) -> None:
-    run = Run("mnist", "mean", None, 1e6, seed=1, epochs=2, size=16, batch=8)
-    outcome = train(run, "mnist", *batch)
-    assert outcome.diverged
-    assert outcome.area == float("inf")
-    assert len(outcome.losses) < 4
-
-
-def test_a_run_that_diverges_at_once_has_no_steps(
-    batch: tuple[torch.Tensor, torch.Tensor],
-) -> None:
-    images, labels = batch
-    outcome = train(RUN, "mnist", images * float("nan"), labels)
-    assert outcome == Outcome([], [], [], [], diverged=True)
 
 
 def small(folder: Path, **arguments: Any) -> Path:
@@ -120,7 +51,7 @@ def test_an_interrupted_study_keeps_what_is_finished(
         if len(finished) == 3:
             raise KeyboardInterrupt
         finished.append(run)
-        return Outcome([run.lr], [1.0], [0.0], [0.0], diverged=False)
+        return Outcome([run.lr], [1.0], [1.0], [0.0], [0.0])
 
     monkeypatch.setattr(module, "train", fake)
     with pytest.raises(KeyboardInterrupt):
@@ -132,7 +63,7 @@ def test_an_interrupted_study_keeps_what_is_finished(
 
 def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
-    outcome = Outcome([1.0], [1.0], [0.0], [0.0], diverged=False)
+    outcome = Outcome([1.0], [1.0], [1.0], [0.0], [0.0])
     Store(path).add(RUN, outcome)
     path.write_text(path.read_text() + '{"run": {"datas')
     store = Store(path)
@@ -143,7 +74,7 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
 
 
 def test_a_diverged_run_survives_the_file(tmp_path: Path) -> None:
-    Store(tmp_path / "runs.jsonl").add(RUN, Outcome([], [], [], [], diverged=True))
+    Store(tmp_path / "runs.jsonl").add(RUN, Outcome([], [], [], [], [], "diverged"))
     assert Store(tmp_path / "runs.jsonl")[RUN].area == float("inf")
 
 
@@ -170,8 +101,8 @@ def test_without_matplotlib_the_extra_is_named_before_the_work(
 
 
 def test_diverged_settings_are_drawn_and_tabulated(tmp_path: Path) -> None:
-    diverged = Outcome([], [], [], [], diverged=True)
-    fine = Outcome([2.0, 1.0], [1.0, 3.0], [0.0, -0.1], [0.0, 0.5], diverged=False)
+    diverged = Outcome([], [], [], [], [], "diverged")
+    fine = Outcome([2.0, 1.0], [1.0, 1.0], [1.0, 3.0], [0.0, -0.1], [0.0, 0.5])
     runs = [(RUN, diverged), (RUN, diverged)]
     row = module._row(runs)
     assert (row["area"], row["error"], row["diverged"]) == (None, None, 2)

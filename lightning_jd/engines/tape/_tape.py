@@ -39,6 +39,7 @@ class Tape:
     With J the Jacobian of m losses with respect to the parameters, :meth:`gramian` is
     :math:`G = J J^\top` and :meth:`gradients` is :math:`J^\top w`. Everything is exact up to
     rounding, on any graph; a graph that is not understood costs time, not correctness.
+    :meth:`jacobian` is J itself, for methods that need it.
 
     The graph of the losses is kept: it is freed together with the losses.
 
@@ -123,6 +124,25 @@ class Tape:
                 self._ledger = self._record(collects=True)
         assert isinstance(self._ledger, Collector)
         return self._ledger.contributions
+
+    def jacobian(self) -> Tensor:
+        """The gradients of the objectives, one row each, shape (m, n), in the type of the Gramian.
+
+        For instances it costs about as much as the Gramian, not one backward pass per row.
+
+        Raises:
+            GraphError: As :meth:`gramian`.
+        """
+        contributions = self.contributions()
+        assert self._ledger is not None
+        sizes = [tensor.numel() for tensor in self._tensors]
+        J = self._ledger.G.new_zeros(self.objectives.m, sum(sizes))
+        columns = J.split(sizes, dim=1)
+        with self._full_precision():
+            for contribution in contributions:
+                for part in contribution.split():
+                    columns[part.placements[0].parameter].add_(part.rows())
+        return J
 
     def gradients(self, weights: Tensor, *, retain_graph: bool = True) -> list[Tensor | None]:
         """The combined gradient of each parameter, in its type; ``None`` if no loss reaches it.

@@ -7,8 +7,14 @@ from pathlib import Path
 from lightning_jd.errors import ArgumentError
 
 
-def find(folder: Path, names: tuple[str, ...], origin: str) -> Path:
+def find(folder: Path, names: tuple[str, ...], origin: str, also: str = "") -> Path:
     """The first of ``names`` that exists in ``folder``.
+
+    Args:
+        folder: Where to look.
+        names: What the file may be called.
+        origin: What it is part of, for the message.
+        also: What else would do, for the message.
 
     Raises:
         ArgumentError: If none does.
@@ -18,7 +24,7 @@ def find(folder: Path, names: tuple[str, ...], origin: str) -> Path:
             return folder / name
     state = "which has none of them" if folder.is_dir() else "which is no folder"
     raise ArgumentError(
-        f"`data` must be a folder with the file {' or '.join(names)}, got {folder}, {state}. "
+        f"`data` must be a folder with the file {' or '.join(names)}{also}, got {folder}, {state}. "
         f"The file is part of {origin}."
     )
 

@@ -36,8 +36,13 @@ def read_idx(path: Path, dimensions: int, origin: str) -> Tensor:
     return entries.reshape(shape)
 
 
-def load_idx_pair(folder: Path, origin: str) -> Images:
+def load_idx_pair(folder: Path, origin: str, also: str = "") -> Images:
     """Read the training images and labels of a dataset in MNIST's layout.
+
+    Args:
+        folder: Where the files are.
+        origin: What they are part of, for messages.
+        also: Which other files would do, for messages.
 
     Raises:
         ArgumentError: If a file is missing or damaged, or the two do not belong together.
@@ -46,12 +51,14 @@ def load_idx_pair(folder: Path, origin: str) -> Images:
     for kind, dimensions in (("images", 3), ("labels", 1)):
         stems = (f"train-{kind}-idx{dimensions}-ubyte", f"train-{kind}.idx{dimensions}-ubyte")
         names = tuple(stem + end for stem in stems for end in (".gz", ""))
-        path = find(folder, names, origin)
+        path = find(folder, names, origin, also)
         tensors.append(read_idx(path, dimensions, origin))
     images, labels = tensors
     if len(images) != len(labels):
         what = f"has {len(labels)} labels for {len(images)} images"
         raise damaged(path, what, origin)
+    if len(labels) and int(labels.max()) > 9:
+        raise damaged(path, f"has the label {int(labels.max())}, beyond 9", origin)
     return Images(images.unsqueeze(1), labels.long())
 
 

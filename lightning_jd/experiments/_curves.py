@@ -1,0 +1,101 @@
+"""Curves over seeds, and the figure that compares methods, three panels of them at a time."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning_jd.experiments._run import Outcome, Run
+from lightning_jd.experiments._statistics import standard_error
+
+_POINTS_PER_EPOCH = 4
+_PANELS = 3
+_SHOWN_EVERYWHERE = ("Mean", "UPGrad")  # as in the paper, for reference
+
+
+class Curve(NamedTuple):
+    """A quantity over training.
+
+    Attributes:
+        quantity: What it is.
+        points: Epoch, mean over seeds, and its standard error (zero for one seed).
+    """
+
+    quantity: str
+    points: list[tuple[float, float, float]]
+
+
+def curves_of(runs: Sequence[tuple[Run, Outcome]]) -> list[Curve]:
+    """Training loss and similarity to SGD, averaged over quarters of an epoch, then over seeds.
+
+    Runs that are not finished have no curve.
+    """
+    finished = [(run, outcome) for run, outcome in runs if outcome.finished]
+    if not finished:
+        return [Curve("loss", []), Curve("similarity", [])]
+    steps = -(-finished[0][0].size // finished[0][0].batch)
+    return [
+        Curve("loss", _averaged([o.losses for _, o in finished], steps)),
+        Curve("similarity", _averaged([o.similarities for _, o in finished], steps)),
+    ]
+
+
+def _averaged(series: Sequence[Sequence[float]], steps: int) -> list[tuple[float, float, float]]:
+    width = max(1, steps // _POINTS_PER_EPOCH)
+    points = []
+    for begin in range(0, len(series[0]), width):
+        values = [statistics.mean(one[begin : begin + width]) for one in series]
+        middle = min(begin + width / 2, len(series[0])) / steps
+        points.append((middle, statistics.mean(values), standard_error(values) or 0.0))
+    return points
+
+
+def draw_comparison(curves: Mapping[str, Sequence[Curve]], title: str, path: Path) -> Path:
+    """Draw losses above similarities, with the standard error as a band.
+
+    Args:
+        curves: Method to the two curves of :func:`curves_of`.
+        title: Above the panels.
+        path: The PNG file to write.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    colours = {label: colormaps["tab20"](i % 20) for i, label in enumerate(curves)}
+    reference = [label for label in curves if label.startswith(_SHOWN_EVERYWHERE)]
+    others = [label for label in curves if label not in reference]
+    each = max(1, -(-len(others) // _PANELS))
+    rest = iter(others)
+    groups = [[*reference, *group] for group in iter(lambda: list(islice(rest, each)), [])] or [
+        reference
+    ]
+    figure = Figure(figsize=(4.6 * len(groups), 7.5), layout="constrained")
+    figure.suptitle(title)
+    panels = figure.subplots(2, len(groups), sharey="row", squeeze=False)
+    for column, labels in enumerate(groups):
+        for row, ylabel in enumerate(("training loss", "similarity to the SGD update")):
+            axes = panels[row][column]
+            for label in labels:
+                _draw(axes, curves[label][row], label, colours[label])
+            axes.set(xlabel="epoch", ylabel="" if column else ylabel)
+            axes.grid(alpha=0.3, which="both" if row == 0 else "major")
+        panels[0][column].legend(fontsize="small")
+    panels[0][0].set_yscale("log")
+    panels[1][0].set_ylim(-0.05, 1.05)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    return path
+
+
+def _draw(axes: Any, curve: Curve, label: str, colour: Any) -> None:
+    if not curve.points:
+        axes.plot([], [], color=colour, label=f"{label} (diverged)")
+        return
+    epochs, means, errors = zip(*curve.points, strict=True)
+    is_reference = label.startswith(_SHOWN_EVERYWHERE)
+    colour = "black" if label.startswith("Mean") else colour
+    axes.plot(epochs, means, color=colour, label=label, linewidth=2 if is_reference else 1.3)
+    low = [max(mean - error, 1e-6) for mean, error in zip(means, errors, strict=True)]
+    high = [mean + error for mean, error in zip(means, errors, strict=True)]
+    axes.fill_between(epochs, low, high, color=colour, alpha=0.2, linewidth=0)

@@ -1,0 +1,81 @@
+"""The learning rates of a setting: which are tried, and the runs at the best."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from lightning_jd.experiments._run import Outcome, Run
+from lightning_jd.experiments._search import (
+    COARSE,
+    GRID,
+    best_exponent,
+    learning_rate,
+    paper_sweep,
+)
+
+Budget = Literal["small", "paper"]
+#: Trains a run, perhaps against the losses of a rival.
+Trained = Callable[[Run, Sequence[float] | None], Outcome]
+
+#: Where the walk over learning rates 10^(k/12) begins: the methods scale their updates
+#: differently (two of them add gradients up instead of averaging). It ends where it is best.
+_STARTS = {"pcgrad": -28, "graddrop": -28, "mgda": -4, "nashmtl": -12, "alignedmtl": -4}
+_USUAL_START = -12
+
+
+def best_runs(
+    first: Run, seeds: int, budget: Budget, trained: Trained
+) -> list[tuple[Run, Outcome]]:
+    """The run at the best learning rate of each seed.
+
+    The paper's budget sweeps 72 rates for every seed. The small one walks over the coarse grid
+    with the first seed, tries half a step to both sides of the best, and keeps the rate for the
+    other seeds, unless they diverge with it.
+
+    Args:
+        first: The setting; learning rate and seed are replaced.
+        seeds: The seeds are 1, 2, ... up to this.
+        budget: How much to try.
+        trained: Trains a run.
+    """
+    found: list[tuple[Run, Outcome]] = []
+    exponent = _STARTS.get(first.aggregator, _USUAL_START)
+    for seed in range(1, seeds + 1):
+        rates = Rates(replace(first, seed=seed), trained, gives_up=budget == "small")
+        if budget == "paper":
+            lr = paper_sweep(rates)
+        else:
+            if seed == 1:
+                exponent = best_exponent(rates.at_exponent, start=exponent, halvings=1)
+            while rates.at_exponent(exponent) == float("inf") and exponent > GRID[0]:
+                exponent -= COARSE
+            lr = learning_rate(exponent)
+        found.append((replace(first, seed=seed, lr=lr), rates.tried[lr]))
+    return found
+
+
+class Rates:
+    """The area under the loss of a setting and seed, as a function of its learning rate.
+
+    Args:
+        setting: Everything but the learning rate.
+        trained: Trains a run.
+        gives_up: Whether a run may end early because a better rate is known.
+    """
+
+    def __init__(self, setting: Run, trained: Trained, *, gives_up: bool) -> None:
+        self._setting, self._trained, self._gives_up = setting, trained, gives_up
+        self.tried: dict[float, Outcome] = {}
+
+    def __call__(self, lr: float) -> float:
+        if lr in self.tried:
+            return self.tried[lr].area
+        finished = [outcome for outcome in self.tried.values() if outcome.finished]
+        rival = min(finished, key=lambda outcome: outcome.area, default=None)
+        losses = rival.losses if rival is not None and self._gives_up else None
+        self.tried[lr] = self._trained(replace(self._setting, lr=lr), losses)
+        return self.tried[lr].area
+
+    def at_exponent(self, k: int) -> float:
+        """The area for the rate 10^(k/12)."""
+        return self(learning_rate(k))
