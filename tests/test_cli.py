@@ -19,7 +19,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     assert stopped.value.code == 0
     printed = capsys.readouterr().out
-    for command in ("bench", "doctor", "regularisation"):
+    for command in ("bench", "doctor", "iwrm", "regularisation", "speed", "trajectories"):
         assert command in printed
 
 
@@ -34,6 +34,10 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "metrics"], "metrics of one step"),
         (["report"], "HTML"),
         (["regularisation"], "runs.jsonl"),
+        (["iwrm"], "kuzushiji-mnist"),
+        (["iwrm"], "start again at will"),
+        (["speed"], "ratio to the SGD of the same"),
+        (["trajectories"], "weakly stationary"),
     ],
 )
 def test_every_command_explains_itself(

@@ -12,6 +12,7 @@ from lightning_jd.experiments._rates import Budget
 from lightning_jd.experiments._run import Outcome, Run
 from lightning_jd.experiments._settings import Setting
 from lightning_jd.experiments._statistics import standard_error
+from lightning_jd.experiments._workers import Crew
 
 #: Setting to the run at the best learning rate of each seed.
 Best = Mapping[Setting, Sequence[tuple[Run, Outcome]]]
@@ -33,12 +34,12 @@ _BUDGETS = {
 }
 
 
-def publish(best: Best, failures: Mapping[Run, str], budget: Budget, folder: Path) -> None:
+def publish(best: Best, crew: Crew, budget: Budget, folder: Path) -> None:
     """Print the table, and write it, the curves and the figure.
 
     Args:
         best: The runs to compare.
-        failures: Runs that raised, and what.
+        crew: Who trained them, and what else.
         budget: How the learning rates were chosen.
         folder: Where to.
     """
@@ -52,8 +53,9 @@ def publish(best: Best, failures: Mapping[Run, str], budget: Budget, folder: Pat
         f"Means over {seeds} seed(s) of {run.size} images, {run.epochs} epochs. Area: under the "
         "curve of the training loss, per step. Final loss: of the last epoch. Similarity to SGD: "
         "cosine between the update and the mean of the gradients, over the whole run. Learning "
-        f"rates: the best {_BUDGETS[budget]}.",
-        *_told(failures),
+        f"rates: the best {_BUDGETS[budget]}. In the folder: {len(crew.store)} runs with "
+        f"{crew.store.steps:,} steps altogether.",
+        *_told(crew.failures),
     ]
     rows = compared(best)
     report = Report("iwrm", title, _COLUMNS, rows, notes)

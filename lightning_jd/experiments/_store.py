@@ -32,6 +32,11 @@ class Store:
     def __len__(self) -> int:
         return len(self._finished)
 
+    @property
+    def steps(self) -> int:
+        """How many training steps all runs have taken together."""
+        return sum(len(outcome.losses) for outcome in self._finished.values())
+
     def add(self, run: Run, outcome: Outcome) -> None:
         """Keep a finished run, in memory and on disk."""
         self._finished[run] = outcome

@@ -40,7 +40,7 @@ class Crew:
     """
 
     def __init__(self, store: Store, trained: Trained, announce: Callable[[str], None]) -> None:
-        self._store, self._trained, self._announce = store, trained, announce
+        self.store, self._trained, self._announce = store, trained, announce
         self._lock = threading.Lock()
         #: Runs that raised, and what.
         self.failures: dict[Run, str] = {}
@@ -49,8 +49,8 @@ class Crew:
         with self._lock:
             name = Setting(run.aggregator, run.reg).label
             self._announce(f"seed {run.seed} {name}, lr {run.lr:.2g}")
-            if run in self._store:
-                return self._store[run]
+            if run in self.store:
+                return self.store[run]
         try:
             outcome = self._trained(run, rival)
         except BrokenExecutor:  # a worker was killed: there is nobody left to train
@@ -60,7 +60,7 @@ class Crew:
                 self.failures[run] = f"{type(error).__name__}: {error}"
             return Outcome([], [], [], [], [], end="diverged")
         with self._lock:
-            self._store.add(run, outcome)
+            self.store.add(run, outcome)
         return outcome
 
 

@@ -89,5 +89,4 @@ def iwrm(
     ):
         jobs = [partial(best_runs, first, seeds, budget, trained) for first in firsts]
         best = side_by_side(jobs, workers)
-        failures = dict(trained.failures)
-    publish(dict(zip(settings, best, strict=True)), failures, budget, folder)
+    publish(dict(zip(settings, best, strict=True)), trained, budget, folder)
