@@ -117,10 +117,10 @@ class Accumulation:
         """
         progress, pool = Progress(), Pool(self._named[0][1].device)
         begin = progress.last
-        with hooks_silenced(tensor for _, tensor in self._named):
+        with torch.no_grad(), hooks_silenced(tensor for _, tensor in self._named):
             layout = self._agree(pool)
             members = split_into_groups(self.reach.selected, groups)
-            route = self._route(aggregator, pool, layout)
+            route = self._route(aggregator, pool, layout, delivery)
             for group, named in members.items():
                 route.look(group, named)
             progress.lap("gramian")
@@ -138,7 +138,7 @@ class Accumulation:
             progress.lap("weights")
             if self.reach.plain:
                 share = route.like.new_full((route.layout.m,), route.layout.plain_weight)
-                mine = route.layout.own_weights(share, pool.rank)
+                mine = delivery.factor(pool) * route.layout.own_weights(share, pool.rank)
                 route.own.update(self._rows.gradients(self.reach.plain, mine))
             found = delivered(pool, self.reach, route.own, route.complete, delivery)
             progress.lap("gradients")
@@ -156,12 +156,14 @@ class Accumulation:
             raise nonfinite_error("Losses", bad)
         return Layout.of([description for _, _, description in told])
 
-    def _route(self, aggregator: Aggregator, pool: Pool, layout: Layout) -> PooledRoute:
+    def _route(
+        self, aggregator: Aggregator, pool: Pool, layout: Layout, delivery: Delivery
+    ) -> PooledRoute:
         wide = any(tensor.dtype == torch.float64 for _, tensor in self._named)
         dtype = torch.float64 if wide else torch.float32
         like = torch.zeros((), dtype=dtype, device=self._named[0][1].device)
         if isinstance(aggregator, GramianAggregator):
-            return ByGramian(pool, layout, like, self._rows, aggregator)
+            return ByGramian(pool, layout, like, self._rows, aggregator, delivery)
         return ByJacobian(pool, layout, like, self._keep(), aggregator)
 
     def _keep(self) -> KeptRows:
@@ -175,7 +177,7 @@ class Accumulation:
 
     def _jacobian(self, objectives: Objectives, scale: float | Tensor) -> Tensor:
         J = jacobian(objectives, self._named, scale=scale)
-        if bool(torch.isfinite(J).all()):
+        if objectives.m == 1 or bool(torch.isfinite(J).all()):
             return J
         # Rows that are computed together spoil one another (zero times infinity is not a number).
         return jacobian(objectives, self._named, scale=scale, chunk=1)

@@ -28,6 +28,10 @@ class Delivery(NamedTuple):
     everywhere: bool = True
     averaged: bool = False
 
+    def factor(self, pool: Pool) -> int:
+        """The factor of the gradients of the rows of one process that is to undo the mean."""
+        return pool.size if self.averaged else 1
+
 
 #: Every process gets the whole gradient of every parameter.
 COMPLETE = Delivery()
@@ -41,7 +45,8 @@ def delivered(
     Args:
         pool: The processes.
         reach: Which parameters the losses reach, here and elsewhere.
-        own: The gradients of the rows of this process; their sum over processes is the gradient.
+        own: The gradients of the rows of this process, times :meth:`Delivery.factor`. Their sum
+            over processes, or mean if that is what will be taken, is the gradient.
         complete: The gradients of the other parameters, of all rows.
         delivery: What happens to them.
     """
@@ -55,7 +60,7 @@ def delivered(
             found[name] = gradient if share == 1 else share * gradient
     for name, tensor in rest:
         if name in own:
-            found[name] = own[name] if pool.size == 1 else own[name] * pool.size
+            found[name] = own[name]
         elif delivery.everywhere:
             found[name] = torch.zeros_like(tensor)
     return {name: found[name] for name, _ in reach.reached if name in found}

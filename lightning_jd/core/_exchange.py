@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lightning_jd.core._factors import add_by_factors, form_of, shared_factors
+from lightning_jd.core._factors import add_by_factors, form_of, travelling_factors
 from lightning_jd.core._layout import Layout
 from lightning_jd.core._pool import Pool
 from lightning_jd.engines.tape import Contribution
@@ -76,7 +76,7 @@ def add_contributions(
     for contribution in contributions:
         parts[contribution.placements[0].parameter].append(contribution)
     forms = pool.gather(tuple(form_of(those) for those in parts))
-    weights = shared_factors(forms, layout.counts)
+    weights = travelling_factors(forms, layout.counts)
     add_by_factors(G, pool, layout, weights, dict(enumerate(parts)), BUCKET_BYTES)
     covered = {place for weight in weights for place in weight.places}
     singles: dict[int, list[Contribution]] = {k: [] for k in range(len(sizes)) if k not in covered}
@@ -118,12 +118,17 @@ def _buckets(blocks: Iterable[Tensor], width: int) -> Iterator[Tensor]:
             waiting.append(part)
             count += part.shape[1]
             if count == width:
-                yield torch.cat(waiting, dim=1)
+                yield _side_by_side(waiting)
                 waiting, count = [], 0
     if waiting:
-        yield torch.cat(waiting, dim=1)
+        yield _side_by_side(waiting)
+
+
+def _side_by_side(blocks: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(blocks), dim=1) if len(blocks) > 1 else blocks[0]
 
 
 def _even(columns: int, processes: int) -> list[int]:
     """How many columns each process gets."""
-    return [len(part) for part in torch.arange(columns).tensor_split(processes)]
+    each, more = divmod(columns, processes)
+    return [each + (rank < more) for rank in range(processes)]

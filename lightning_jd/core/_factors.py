@@ -11,7 +11,13 @@ from torch import Tensor
 from lightning_jd.core._layout import Layout
 from lightning_jd.core._pool import Pool
 from lightning_jd.core._volume import Matrix, factors_send_less
-from lightning_jd.engines.tape import Contribution, OuterProduct, cross_gramian
+from lightning_jd.engines.tape import (
+    Contribution,
+    OuterProduct,
+    SharedActivations,
+    cross_gramian,
+    shared_cross_gramian,
+)
 
 
 class Factored(NamedTuple):
@@ -30,6 +36,7 @@ class Factored(NamedTuple):
 
 #: ``None``: no row of the process reaches the parameter.
 Form = Factored | str | None
+_FACTORED = (OuterProduct, SharedActivations)
 
 
 def form_of(parts: Sequence[Contribution]) -> Form:
@@ -37,18 +44,20 @@ def form_of(parts: Sequence[Contribution]) -> Form:
     if not parts:
         return None
     part = parts[0]
-    if len(parts) > 1 or not isinstance(part, OuterProduct) or part.placements[0].where is not None:
+    if len(parts) > 1 or not isinstance(part, _FACTORED) or part.placements[0].where is not None:
         return "rows"
-    (_, positions, inputs), outputs = part.A.shape, part.D.shape[2]
+    positions, inputs = part.A.shape[-2:]
     bias = sum(placement.size for placement in part.placements[1:])
+    shared = isinstance(part, SharedActivations)
+    outputs_first = isinstance(part, OuterProduct) and part.cotangents_first
     return Factored(
-        Matrix(positions, inputs, outputs, bias),
+        Matrix(positions, inputs, part.D.shape[-1], bias, shared),
         tuple(placement.parameter for placement in part.placements),
-        part.cotangents_first != part.placements[0].transposed,
+        outputs_first != part.placements[0].transposed,
     )
 
 
-class Shared(NamedTuple):
+class Travelling(NamedTuple):
     """A weight whose factors travel.
 
     Attributes:
@@ -59,8 +68,13 @@ class Shared(NamedTuple):
     places: tuple[int, ...]
     matrices: tuple[Matrix, ...]
 
+    @property
+    def is_shared(self) -> bool:
+        """The rows of a process have the same activations."""
+        return self.matrices[0].shared
 
-def shared_factors(forms: Sequence[Sequence[Form]], counts: Sequence[int]) -> list[Shared]:
+
+def travelling_factors(forms: Sequence[Sequence[Form]], counts: Sequence[int]) -> list[Travelling]:
     """The weights whose factors should travel.
 
     Args:
@@ -78,7 +92,7 @@ def shared_factors(forms: Sequence[Sequence[Form]], counts: Sequence[int]) -> li
         none = first.matrix._replace(positions=0)
         matrices = tuple(form.matrix if isinstance(form, Factored) else none for form in held)
         if factors_send_less(counts, matrices):
-            chosen.append(Shared(first.places, matrices))
+            chosen.append(Travelling(first.places, matrices))
     return chosen
 
 
@@ -92,7 +106,7 @@ def add_by_factors(
     G: Tensor,
     pool: Pool,
     layout: Layout,
-    weights: Sequence[Shared],
+    weights: Sequence[Travelling],
     parts: Mapping[int, Sequence[Contribution]],
     bucket_bytes: int,
 ) -> None:
@@ -102,7 +116,7 @@ def add_by_factors(
         G: Where to, shape (m, m); the sum over processes is the Gramian.
         pool: The processes.
         layout: Whose rows go where.
-        weights: The weights, from :func:`shared_factors`.
+        weights: The weights, from :func:`travelling_factors`.
         parts: What this process holds of them, by position.
         bucket_bytes: How much to send at a time.
     """
@@ -113,7 +127,7 @@ def add_by_factors(
         blocks[other] = blocks[other] + block if other in blocks else block
 
     for bucket in _buckets(weights, counts, bucket_bytes // G.element_size()):
-        own = [_outer_product(parts[weight.places[0]]) for weight in bucket]
+        own = [_factored(parts[weight.places[0]]) for weight in bucket]
         for part in own:
             if part is not None:
                 add(pool.rank, part.gramian().to(G))
@@ -125,18 +139,19 @@ def add_by_factors(
                 continue
             behind = (pool.rank - distance) % pool.size
             theirs = _unpacked(arriving, bucket, behind, counts[behind])
-            for weight, part, (A, D) in zip(bucket, own, theirs, strict=True):
-                if part is not None and A.numel():
-                    bias = len(weight.places) > 1
-                    add(behind, cross_gramian((part.A.to(G), part.D.to(G)), (A, D), bias=bias))
+            for weight, part, factors in zip(bucket, own, theirs, strict=True):
+                if part is not None and factors[1].numel():
+                    product = shared_cross_gramian if weight.is_shared else cross_gramian
+                    mine = (part.A.to(G), part.D.to(G))
+                    add(behind, product(mine, factors, bias=len(weight.places) > 1))
     for other, block in blocks.items():
         layout.add_block(G, block, pool.rank, other)
 
 
 def _buckets(
-    weights: Sequence[Shared], counts: Sequence[int], numbers: int
-) -> Iterator[list[Shared]]:
-    bucket: list[Shared] = []
+    weights: Sequence[Travelling], counts: Sequence[int], numbers: int
+) -> Iterator[list[Travelling]]:
+    bucket: list[Travelling] = []
     for weight in weights:
         grown = [*bucket, weight]
         if bucket and max(_numbers(grown, r, counts) for r in range(len(counts))) > numbers:
@@ -147,28 +162,26 @@ def _buckets(
         yield bucket
 
 
-def _numbers(bucket: Sequence[Shared], rank: int, counts: Sequence[int]) -> int:
-    return counts[rank] * sum(weight.matrices[rank].numbers for weight in bucket)
+def _numbers(bucket: Sequence[Travelling], rank: int, counts: Sequence[int]) -> int:
+    return sum(weight.matrices[rank].numbers(counts[rank]) for weight in bucket)
 
 
-def _outer_product(parts: Sequence[Contribution]) -> OuterProduct | None:
+def _factored(parts: Sequence[Contribution]) -> OuterProduct | SharedActivations | None:
     part = next(iter(parts), None)
-    return part if isinstance(part, OuterProduct) else None
+    return part if isinstance(part, _FACTORED) else None
 
 
-def _packed(parts: Sequence[OuterProduct], like: Tensor) -> Tensor:
+def _packed(parts: Sequence[OuterProduct | SharedActivations], like: Tensor) -> Tensor:
     flat = [factor.reshape(-1).to(like) for part in parts for factor in (part.A, part.D)]
     return torch.cat(flat) if flat else like.new_empty(0)
 
 
 def _unpacked(
-    numbers: Tensor, bucket: Sequence[Shared], rank: int, m: int
+    numbers: Tensor, bucket: Sequence[Travelling], rank: int, m: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    shapes = [
-        (m, matrix.positions, length)
-        for matrix in (weight.matrices[rank] for weight in bucket)
-        for length in (matrix.inputs, matrix.outputs)
-    ]
-    flat = iter(numbers.split([a * b * c for a, b, c in shapes]))
-    factors = [part.view(shape) for part, shape in zip(flat, shapes, strict=True)]
-    yield from zip(factors[::2], factors[1::2], strict=True)
+    for weight in bucket:
+        T, i, o = weight.matrices[rank][:3]
+        rows = () if weight.is_shared else (m,)
+        first, second = T * i if weight.is_shared else m * T * i, m * T * o
+        A, D, numbers = numbers.split([first, second, len(numbers) - first - second])
+        yield A.view(*rows, T, i), D.view(m, T, o)

@@ -58,8 +58,8 @@ class KeptRows(LocalRows):
             self._lists.append(J)
             return
         for name, row in zip(objectives.names, J, strict=True):
-            kept, count = self._sums.get(name, (torch.zeros_like(row), 0))
-            self._sums[name] = (kept + row, count + 1)
+            kept, count = self._sums.get(name, (None, 0))
+            self._sums[name] = (row if kept is None else kept + row, count + 1)
 
     @override
     def description(self) -> Description:
@@ -114,7 +114,8 @@ class KeptRows(LocalRows):
         if len(self._lists) == 1 and not self._sums:
             return self._lists[0]
         if self._sums:
-            return torch.stack([row for row, _ in self._sums.values()])
+            first, *others = [row for row, _ in self._sums.values()]
+            return torch.stack([first, *others]) if others else first.unsqueeze(0)
         wide = any(tensor.dtype == torch.float64 for _, tensor in self._named)
         columns, device = sum(t.numel() for _, t in self._named), self._named[0][1].device
         dtype = torch.float64 if wide else torch.float32

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -124,6 +125,12 @@ class Layout:
         """How many rows each process has."""
         return [len(rows.where) for rows in self.rows]
 
+    @cached_property
+    def is_union(self) -> bool:
+        """Whether J is nothing but the rows of one process below those of the other."""
+        where = [i for rows in self.rows for i in rows.where]
+        return where == list(range(self.m)) and {s for rows in self.rows for s in rows.share} <= {1}
+
     @property
     def plain_weight(self) -> float:
         """The weight of a row in ordinary training: sum over tasks, mean over all else."""
@@ -136,11 +143,14 @@ class Layout:
 
     def assembled(self, parts: Sequence[Tensor]) -> Tensor:
         """J from the rows of all processes, or some columns of both."""
-        if self.kind in LISTED:
+        if self.is_union:
             return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
         J = parts[0].new_zeros(self.m, parts[0].shape[1])
         for (where, share), part in zip(self.rows, parts, strict=True):
-            J[list(where)] += part * part.new_tensor(share).unsqueeze(1)
+            if where == tuple(range(self.m)) and len(set(share)) == 1:
+                J.add_(part, alpha=share[0])  # the usual case: every process has every task
+            else:
+                J[list(where)] += part * part.new_tensor(share).unsqueeze(1)
         return J
 
     def add_block(self, G: Tensor, block: Tensor, first: int, second: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.aggregators import Aggregator, GramianAggregator
+from lightning_jd.core._delivery import Delivery
 from lightning_jd.core._exchange import all_at_first
 from lightning_jd.core._kept_rows import KeptRows
 from lightning_jd.core._layout import Layout
@@ -29,7 +30,8 @@ class PooledRoute(ABC):
 
     Attributes:
         gramians: The Gramian of each group, the same bits on all processes.
-        own: Name of a parameter to the gradient of the rows of this process.
+        own: Name of a parameter to the gradient of the rows of this process, times the factor that
+            the delivery asks for.
         complete: Name of a parameter to the gradient of all rows.
     """
 
@@ -67,6 +69,7 @@ class ByGramian(PooledRoute):
         rows: The rows of this process.
         aggregator: The method; only the first process asks it, whose generator is the one that is
             saved.
+        delivery: What happens to the gradients.
     """
 
     def __init__(
@@ -76,9 +79,10 @@ class ByGramian(PooledRoute):
         like: Tensor,
         rows: LocalRows,
         aggregator: GramianAggregator,
+        delivery: Delivery,
     ) -> None:
         super().__init__(pool, layout, like)
-        self._rows, self._aggregator = rows, aggregator
+        self._rows, self._aggregator, self._delivery = rows, aggregator, delivery
 
     @override
     def look(self, group: Hashable, named: NamedParameters) -> None:
@@ -96,7 +100,7 @@ class ByGramian(PooledRoute):
             weights = self.pool.from_first(weights, "weights")
         else:
             weights = torch.full_like(G.diagonal(), 1 / max(1, len(G)))
-        mine = self.layout.own_weights(weights, self.pool.rank)
+        mine = self._delivery.factor(self.pool) * self.layout.own_weights(weights, self.pool.rank)
         self.own |= self._rows.gradients(named, mine)
         return GroupReport(G, weights, _names(named))
 

@@ -11,26 +11,29 @@ class Matrix(NamedTuple):
 
     Attributes:
         positions: How many outer products each row is the sum of: 1 for a vector per instance, the
-            length of the sequence for a sequence per instance.
+            length of the sequence for a sequence per instance, the size of the batch for a task.
         inputs: The length of the activations.
         outputs: The length of the cotangents.
         bias: Entries of the bias whose gradients the same factors give.
+        shared: All rows have the same activations, those of the batch, as tasks do.
     """
 
     positions: int
     inputs: int
     outputs: int
     bias: int = 0
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers the factors of one row are."""
-        return self.positions * (self.inputs + self.outputs)
+    shared: bool = False
 
     @property
     def size(self) -> int:
-        """How many numbers the row itself is."""
+        """How many numbers a row is."""
         return self.inputs * self.outputs + self.bias
+
+    def numbers(self, m: int) -> int:
+        """How many numbers the factors of m rows are."""
+        if m == 0:
+            return 0
+        return self.positions * (self.inputs * (1 if self.shared else m) + self.outputs * m)
 
 
 def factors_send_less(counts: Sequence[int], matrices: Sequence[Matrix]) -> bool:
@@ -49,7 +52,7 @@ def factors_send_less(counts: Sequence[int], matrices: Sequence[Matrix]) -> bool
         [True, True, False]
     """
     R = len(counts)
-    factors = sum(m * matrix.numbers for m, matrix in zip(counts, matrices, strict=True))
+    factors = sum(matrix.numbers(m) for m, matrix in zip(counts, matrices, strict=True))
     rows = sum(m * matrix.size for m, matrix in zip(counts, matrices, strict=True))
     return factors * (R - 1) / 2 < rows * (R - 1) / R
 
@@ -67,8 +70,8 @@ def volume(
     Args:
         kind: What a row is.
         m: The number of rows of each process: the tasks, or its instances; 1 for ranks.
-        layers: The number of entries of each parameter, or the sizes of a matrix weight where rows
-            are instances.
+        layers: The number of entries of each parameter, or the sizes of a matrix weight. Its
+            positions are those of one instance, or of the whole batch of a process for tasks.
         processes: The number of processes.
         itemsize: Bytes per number.
 
@@ -87,18 +90,16 @@ def volume(
     for layer in layers:
         size = layer if isinstance(layer, int) else layer.size
         n += size
-        if (
-            isinstance(layer, Matrix)
-            and kind == "instances"
-            and factors_send_less([m] * R, [layer] * R)
-        ):
-            factors += layer.numbers
-        else:
-            rows += size
+        if isinstance(layer, Matrix) and kind != "ranks":
+            matrix = layer._replace(shared=kind == "tasks")
+            if factors_send_less([m] * R, [matrix] * R):
+                factors += matrix.numbers(m)
+                continue
+        rows += size
     total = m if kind == "tasks" else m * R
     return {
         "rows": m * rows * (R - 1) / R * itemsize,
-        "factors": m * factors * (R - 1) / 2 * itemsize,
+        "factors": factors * (R - 1) / 2 * itemsize,
         "gramian": 2 * total**2 * (R - 1) / R * itemsize,
         "weights": total * (R - 1) / R * itemsize,
         "gradient": 2 * n * (R - 1) / R * itemsize,

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from lightning_jd.aggregators import GramianAggregator, resolve
-from lightning_jd.core import COMPLETE, Delivery, Update, _exchange, split_into_groups
+from lightning_jd.bench.ddp import layers_of
+from lightning_jd.core import COMPLETE, Delivery, Update, _exchange, split_into_groups, volume
 from lightning_jd.core._accumulation import Accumulation
 from lightning_jd.core._pool import Pool
-from lightning_jd.core._volume import Matrix, volume
 from lightning_jd.engines import NamedParameters, Objectives, jacobian, leaves_reached, select
 from lightning_jd.errors import ArgumentError, NonFiniteError
 from tests.helpers.processes import run_in_processes
@@ -292,17 +292,6 @@ def work_of_three(rank: int, folder: Path) -> None:
         check(name, case, rank, 3)
 
 
-def layers_of(model: nn.Module) -> list[int | Matrix]:
-    found: list[int | Matrix] = []
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear):
-            bias = layer.out_features if layer.bias is not None else 0
-            found.append(Matrix(1, layer.in_features, layer.out_features, bias))
-        else:
-            found += [tensor.numel() for tensor in layer.parameters(recurse=False)]
-    return found
-
-
 def check_volume(rank: int) -> None:
     """What was sent is what the function of the sizes says."""
     for kind, losses, m in (("instances", instances, 4), ("tasks", tasks, 3), ("ranks", ranks, 1)):
@@ -310,7 +299,9 @@ def check_volume(rank: int) -> None:
             case = Case(make, losses, counts=(4, 4), keeps=kind == "ranks", delivery=AVERAGED)
             run(case, rank)
             sent = run(case, rank)[0].report.bytes_sent  # the second step: all is agreed on
-            expected = volume(kind, m, layers_of(make()), 2, itemsize=8)
+            expected = volume(
+                kind, m, layers_of(make(), 4 if kind == "tasks" else 1), 2, itemsize=8
+            )
             for purpose in ("rows", "factors", "gramian", "weights"):
                 total = int(Pool().sum(torch.tensor(sent.get(purpose, 0)), "test"))
                 assert total == 2 * expected[purpose], (kind, make, purpose, total, expected)

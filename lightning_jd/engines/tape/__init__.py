@@ -1,9 +1,10 @@
 """The Gramian tape: the Gramian of any autograd graph without its Jacobian."""
 
 from lightning_jd.engines.tape._contribution import Contribution, Rows
-from lightning_jd.engines.tape._cross import cross_gramian
+from lightning_jd.engines.tape._cross import cross_gramian, shared_cross_gramian
 from lightning_jd.engines.tape._explain import Explanation, explain
 from lightning_jd.engines.tape._outer_product import OuterProduct
+from lightning_jd.engines.tape._shared_activations import SharedActivations
 from lightning_jd.engines.tape._tape import Tape
 from lightning_jd.engines.tape.rules import (
     NotApplicableError,
@@ -18,10 +19,12 @@ __all__ = [
     "NotApplicableError",
     "OuterProduct",
     "Rows",
+    "SharedActivations",
     "Site",
     "Tape",
     "cross_gramian",
     "explain",
     "register_rule",
+    "shared_cross_gramian",
     "unregister_rule",
 ]

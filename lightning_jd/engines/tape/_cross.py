@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lightning_jd.engines.tape._outer_product import CHUNK_BYTES
 
-#: Activations A, shape (m, T, i), and cotangents D, shape (m, T, o), of a matrix weight.
+#: Activations A, and cotangents D, of a matrix weight.
 Factors = tuple[Tensor, Tensor]
 
 
@@ -18,8 +18,8 @@ def cross_gramian(first: Factors, second: Factors, *, bias: bool) -> Tensor:
     :class:`~lightning_jd.engines.tape.OuterProduct`, and the cheaper of its two ways.
 
     Args:
-        first: Factors of the objectives k.
-        second: Factors of the objectives l; they may have other numbers of positions.
+        first: A, shape (m, T, i), and D, shape (m, T, o), of the objectives k.
+        second: Those of the objectives l; m and T may differ.
         bias: Add the gradients of a bias, whose activation is 1.
 
     Returns:
@@ -36,6 +36,30 @@ def cross_gramian(first: Factors, second: Factors, *, bias: bool) -> Tensor:
         return _by_kernels(first, second, bias)
     G = _by_rows(first, second)
     return G + first[1].sum(dim=1) @ second[1].sum(dim=1).T if bias else G
+
+
+def shared_cross_gramian(first: Factors, second: Factors, *, bias: bool) -> Tensor:
+    r"""The same for objectives that share their activations, as tasks do on each process.
+
+    With :math:`J_k = A^\top D_k`, as for a weight (i, o) whose input is A.
+
+    Args:
+        first: Activations, shape (N, i), and cotangents, shape (m, N, o).
+        second: Those of the other objectives; N and m may differ.
+        bias: Add the gradients of a bias.
+
+    Example:
+        >>> A, D = torch.tensor([[1.0, 2.0]]), torch.tensor([[[3.0]]])
+        >>> shared_cross_gramian((A, D), (A, 2 * D), bias=True)
+        tensor([[108.]])
+    """
+    (A, D), (B, E) = first, second
+    K = A @ B.T
+    if bias:
+        K += 1
+    D = D.flatten(1)
+    step = max(1, CHUNK_BYTES // max(1, D.shape[1] * D.element_size()))
+    return torch.cat([D @ torch.matmul(K, some).flatten(1).T for some in E.split(step)], dim=1)
 
 
 def _by_kernels(first: Factors, second: Factors, bias: bool) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -52,8 +54,22 @@ class SharedActivations(Contribution):
 
     @override
     def rows(self) -> Tensor:
-        J = torch.matmul(self.A.T, self.D)  # (m, i, o)
-        return self.placements[0].placed(J)
+        placement = self.placements[0]
+        if placement.transposed and placement.where is None:
+            return torch.matmul(self.D.transpose(1, 2), self.A).flatten(1)  # (m, o, i)
+        return placement.placed(torch.matmul(self.A.T, self.D))  # (m, i, o)
+
+    @override
+    def blocks(self, width: int) -> Iterator[Tensor]:
+        placement = self.placements[0]
+        if placement.where is not None:
+            yield from super().blocks(width)
+        elif placement.transposed:
+            for D in self.D.split(max(1, width // self.A.shape[1]), dim=2):
+                yield torch.matmul(D.transpose(1, 2), self.A).flatten(1)
+        else:
+            for A in self.A.split(max(1, width // self.D.shape[2]), dim=1):
+                yield torch.matmul(A.T, self.D).flatten(1)
 
     @override
     def split(self) -> list[Contribution]:
