@@ -45,6 +45,19 @@ class UnknownNameError(JDError, ValueError):
 class MissingDependencyError(JDError, ImportError):
     """An optional dependency is not installed: install the extra that is named."""
 
+    @classmethod
+    def of(cls, what: str, package: str, extra: str) -> "MissingDependencyError":
+        """Build the message for a ``package`` that ``what`` cannot do without.
+
+        Example:
+            >>> print(MissingDependencyError.of("The table", "rich", "cli"))
+            The table needs `rich`, which is not installed. Run: pip install 'lightning-jd[cli]'
+        """
+        return cls(
+            f"{what} needs `{package}`, which is not installed. "
+            f"Run: pip install 'lightning-jd[{extra}]'"
+        )
+
 
 class GraphError(JDError, RuntimeError):
     """The computational graph of the losses cannot be differentiated: change the model code."""

@@ -21,10 +21,7 @@ def console(*, stderr: bool = False) -> "Console":
     try:
         from rich.console import Console
     except ImportError as error:
-        raise MissingDependencyError(
-            "Tables and progress bars need `rich`, which is not installed. "
-            "Run: pip install 'lightning-jd[cli]'"
-        ) from error
+        raise MissingDependencyError.of("The table", "rich", "cli") from error
     terminal = Console(stderr=stderr)
     if not terminal.is_terminal:
         terminal.width = _WIDTH_OF_FILES

@@ -81,10 +81,7 @@ def plot(measured: list[Point], path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingDependencyError(
-            "`--growth` needs `matplotlib`, which is not installed. "
-            "Run: pip install 'lightning-jd[plot]'"
-        ) from error
+        raise MissingDependencyError.of("`--growth`", "matplotlib", "plot") from error
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, panel in zip(figure.subplots(1, len(_LINES), sharey=True), _LINES, strict=True):

@@ -20,10 +20,7 @@ def check_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise MissingDependencyError(
-            "The figure needs `matplotlib`, which is not installed. "
-            "Run: pip install 'lightning-jd[plot]'"
-        ) from error
+        raise MissingDependencyError.of("The figure", "matplotlib", "plot") from error
 
 
 def draw(

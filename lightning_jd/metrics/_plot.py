@@ -60,10 +60,7 @@ def pyplot() -> Any:
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
-        raise MissingDependencyError(
-            "Figures need `matplotlib`, which is not installed. "
-            "Run: pip install 'lightning-jd[plot]'"
-        ) from error
+        raise MissingDependencyError.of("The figure", "matplotlib", "plot") from error
     return plt
 
 

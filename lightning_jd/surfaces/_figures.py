@@ -22,10 +22,7 @@ class Figures:
         try:
             import matplotlib  # noqa: F401
         except ImportError as error:
-            raise MissingDependencyError(
-                "Figures need `matplotlib`, which is not installed. "
-                "Run: pip install 'lightning-jd[plot]'"
-            ) from error
+            raise MissingDependencyError.of("The figure", "matplotlib", "plot") from error
         # Every process sees the pooled Gramian: nothing has to be collected from the others.
         self._summary = ConflictSummary(sync_on_compute=False)
         self._cosines: PairwiseCosine | None = None

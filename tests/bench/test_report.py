@@ -100,7 +100,7 @@ def test_without_rich_the_extra_is_named(report: Report, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "rich.console", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'lightning-jd\[cli\]'"):
         report.print()
-    with pytest.raises(MissingDependencyError, match=r"need `rich`"), progress_bar(1):
+    with pytest.raises(MissingDependencyError, match=r"needs `rich`"), progress_bar(1):
         pass
 
 

@@ -100,7 +100,4 @@ def _check_pillow() -> None:
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
-        raise MissingDependencyError(
-            "EuroSAT needs `pillow`, which reads JPEG images and is not installed. "
-            "Run: pip install 'lightning-jd[plot]'"
-        ) from error
+        raise MissingDependencyError.of("EuroSAT", "pillow", "plot") from error
