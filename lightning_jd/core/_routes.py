@@ -100,10 +100,7 @@ def through_jacobian(
 ) -> None:
     """The whole matrix, for aggregators that are no weighting of its rows."""
     for group, named in members.items():
-        if objectives.kind == "tasks":  # each needs a backward pass of its own
-            J = jacobian(objectives, named, scale=scale)
-        else:
-            J = Tape(objectives, named, scale=scale).jacobian()
+        J = jacobian(objectives, named, scale=scale)
         G = J @ J.T
         progress.lap("gramian")
         finite = _all_finite(objectives, G, overflow)

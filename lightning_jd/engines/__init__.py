@@ -9,6 +9,7 @@ tensor([[1., 1.],
 
 from lightning_jd.engines._gramian import gramian
 from lightning_jd.engines._hooks import hooks_silenced
+from lightning_jd.engines._jacobian import jacobian
 from lightning_jd.engines._objectives import Losses, Objectives
 from lightning_jd.engines._parameters import (
     NamedParameters,
@@ -19,7 +20,7 @@ from lightning_jd.engines._parameters import (
     select,
 )
 from lightning_jd.engines._reach import leaves_reached, tasks_reaching
-from lightning_jd.engines._rows import jacobian, rows
+from lightning_jd.engines._rows import rows
 from lightning_jd.engines.tape import Explanation, Tape, explain, register_rule
 
 __all__ = [

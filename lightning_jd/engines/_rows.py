@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from lightning_jd.engines._hooks import hooks_silenced
-from lightning_jd.engines._objectives import Losses, Objectives
-from lightning_jd.engines._parameters import NamedParameters, Parameters, named_parameters_of
+from lightning_jd.engines._objectives import Objectives
+from lightning_jd.engines._parameters import NamedParameters
 from lightning_jd.engines._reach import check_visible, nodes_below
-from lightning_jd.errors import ArgumentError
 
 #: Numbers that the rows of one vectorised call may hold (256 MB in float32).
 _CHUNK_NUMBERS = 2**26
@@ -41,42 +40,21 @@ def rows(
         yield [g.to_dense() if g is not None and g.is_sparse else g for g in gradients]
 
 
-def jacobian(
-    losses: Losses | Objectives,
-    params: Parameters,
-    *,
-    chunk: int | None = None,
-    scale: float | Tensor = 1.0,
+def row_by_row(
+    objectives: Objectives, named: NamedParameters, *, chunk: int | None, scale: float | Tensor
 ) -> Tensor:
-    """Jacobian of the losses: one row per objective, all parameters side by side in its columns.
-
-    The graph is kept, so that the losses can still be used. Costs one backward pass per row and
-    the memory of an (m, n) matrix; :func:`gramian` needs neither.
+    """The Jacobian, shape (m, n), by one backward pass per row; the graph is kept.
 
     Args:
-        losses: A 1-D or 2-D tensor, a list of scalars or a dict of named scalars.
-        params: A module, tensors or (name, tensor) pairs; those that require no gradient are left
-            out. n is the number of their entries.
-        chunk: Rows that are computed in one vectorised call; 1 is one row after the other, ``None``
-            chooses. Graphs that cannot be vectorised (``torch.compile``) run row after row.
-        scale: A factor on the losses while they are differentiated, taken out of the result in
-            full precision, so that half-precision gradients do not underflow.
-
-    Returns:
-        The matrix J, shape (m, n), float64 if a parameter is, else float32.
+        objectives: The losses.
+        named: The parameters.
+        chunk: Rows that are computed in one vectorised call; ``None`` chooses. Graphs that cannot
+            be vectorised (``torch.compile``) run row after row.
+        scale: A factor on the losses while they are differentiated, taken out of the result.
 
     Raises:
         GraphError: If reentrant checkpointing hides a part of the graph.
-
-    Example:
-        >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
-        >>> jacobian([x.sum(), x.prod()], [x])
-        tensor([[1., 1.],
-                [2., 1.]])
     """
-    if chunk is not None and chunk < 1:
-        raise ArgumentError(f"`chunk` must be at least 1, got {chunk}.")
-    objectives, named = Objectives.of(losses), named_parameters_of(params)
     nodes = nodes_below(objectives)
     check_visible(nodes)
     chunk = chunk or _chunk_for(objectives, named, nodes)
