@@ -17,6 +17,7 @@ from lightning_jd.aggregators._dualproj import DualProj
 from lightning_jd.aggregators._function import FromFunction
 from lightning_jd.aggregators._graddrop import GradDrop
 from lightning_jd.aggregators._imtlg import IMTLG
+from lightning_jd.aggregators._krum import Krum
 from lightning_jd.aggregators._mean import Mean
 from lightning_jd.aggregators._mgda import MGDA
 from lightning_jd.aggregators._nashmtl import NashMTL
@@ -24,6 +25,7 @@ from lightning_jd.aggregators._pcgrad import PCGrad
 from lightning_jd.aggregators._registry import AggregatorSpec, available, register, resolve
 from lightning_jd.aggregators._rgw import RGW
 from lightning_jd.aggregators._sum import Sum
+from lightning_jd.aggregators._trimmedmean import TrimmedMean
 from lightning_jd.aggregators._upgrad import UPGrad
 
 __all__ = [
@@ -39,11 +41,13 @@ __all__ = [
     "FromFunction",
     "GradDrop",
     "GramianAggregator",
+    "Krum",
     "Mean",
     "NashMTL",
     "PCGrad",
     "Property",
     "Sum",
+    "TrimmedMean",
     "UPGrad",
     "available",
     "register",

@@ -41,3 +41,10 @@ def checked_reg(reg: float) -> float:
             "Usual values are 0 (the exact projection) to 1e-2."
         )
     return float(reg)
+
+
+def checked_integer(name: str, value: int, least: int) -> int:
+    """Return ``value``, or raise unless it is an integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ArgumentError(f"`{name}` must be an integer of at least {least}, got {value!r}.")
+    return value

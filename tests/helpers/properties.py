@@ -14,7 +14,9 @@ from lightning_jd.aggregators import (
     Constant,
     DualProj,
     GramianAggregator,
+    Krum,
     Property,
+    TrimmedMean,
     UPGrad,
 )
 from tests.helpers.matrices import normal, size
@@ -31,6 +33,10 @@ def of_definition(cls: type[Aggregator], m: int) -> Aggregator:
         return cls(reg=0)
     if issubclass(cls, Constant):
         return cls(weights=[(-1.0) ** i * (i + 1) for i in range(m)])
+    if issubclass(cls, Krum):  # as many arbitrary rows as it can stand
+        return cls(n_byzantine=max(0, (m - 3) // 2))
+    if issubclass(cls, TrimmedMean):
+        return cls(trim=(m - 1) // 2)
     return cls()
 
 

@@ -1,0 +1,100 @@
+"""Krum: the row that has the closest neighbours, whatever some of the others are."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.aggregators._arguments import checked_integer
+from lightning_jd.aggregators._base import GramianAggregator, Property, check_gramian
+from lightning_jd.aggregators._precision import in_float64, relative_tolerance
+from lightning_jd.aggregators._registry import register
+from lightning_jd.errors import ShapeError
+
+
+@register
+class Krum(GramianAggregator):
+    r"""The mean of the rows that lie closest to their neighbours: Krum, and multi-Krum.
+
+    With :math:`f` rows that may be anything, the score of a row is the sum of its squared distances
+    to its :math:`k = m - f - 2` nearest other rows,
+
+    .. math::
+        s_i = \sum_{j \in N_k(i)} \lVert g_i - g_j \rVert^2, \qquad
+        \lVert g_i - g_j \rVert^2 = G_{ii} + G_{jj} - 2 G_{ij},
+
+    and the result is the mean of the ``n_selected`` rows with the smallest scores. Made for rows
+    that should agree: one row per process, some of which may be broken or hostile.
+
+    Rows whose scores cannot be told apart (two nearest neighbours with k = 1 never can) share the
+    places that are left, so that the order of the rows does not matter.
+
+    Args:
+        n_byzantine: :math:`f`, how many rows may be arbitrary. There must be at least
+            :math:`2 f + 3` rows, or Krum promises nothing; with f = 0 any number will do.
+        n_selected: How many rows are averaged; 1 is Krum, more is multi-Krum. At most
+            :math:`m - f`.
+
+    Raises:
+        ArgumentError: If an argument is not an integer, or too small.
+        ShapeError: When called, if there are too few rows for the arguments.
+
+    Example:
+        >>> J = torch.tensor([[1.0, 0.0], [1.2, 0.0], [1.0, 0.1], [1.1, 0.2], [-99.0, 99.0]])
+        >>> Krum(n_byzantine=1)(J)
+        tensor([1.0000, 0.1000])
+        >>> Krum(n_byzantine=1, n_selected=4)(J)
+        tensor([1.0750, 0.0750])
+
+    References:
+        Blanchard, El Mhamdi, Guerraoui and Stainer, *Machine Learning with Adversaries: Byzantine
+        Tolerant Gradient Descent*, NeurIPS 2017.
+    """
+
+    properties: ClassVar[frozenset[Property]] = frozenset(
+        {Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
+    )
+
+    def __init__(self, n_byzantine: int, n_selected: int = 1) -> None:
+        super().__init__()
+        self.n_byzantine = checked_integer("n_byzantine", n_byzantine, least=0)
+        self.n_selected = checked_integer("n_selected", n_selected, least=1)
+
+    @override
+    def weights(self, gramian: Tensor) -> Tensor:
+        check_gramian(gramian)
+        self._check_rows(len(gramian))
+        scores, rounding = self._scores(gramian)
+        last = scores.kthvalue(self.n_selected).values
+        tied = (scores - last).abs() <= rounding
+        better = (scores < last) & ~tied
+        places = self.n_selected - better.sum()  # for those that are tied
+        return (torch.where(tied, places / tied.sum(), better.double()) / self.n_selected).to(
+            gramian
+        )
+
+    def _scores(self, gramian: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores (m,), and how far rounding of the Gramian may have moved each of them."""
+        G, m = in_float64(gramian), len(gramian)
+        squared_norms = G.diagonal()
+        sizes = squared_norms[:, None] + squared_norms  # what the differences are taken of
+        distances = (sizes - G - G.T).clamp(min=0).fill_diagonal_(torch.inf)
+        # Below three rows there is nothing to compare: all that there are count as near.
+        neighbours = max(m - self.n_byzantine - 2, min(m - 1, 1))
+        near = distances.topk(neighbours, largest=False)
+        rounding = relative_tolerance(m, gramian.dtype) * sizes.gather(1, near.indices).sum(dim=1)
+        return near.values.sum(dim=1), rounding
+
+    def _check_rows(self, m: int) -> None:
+        if self.n_byzantine and m < 2 * self.n_byzantine + 3:
+            raise ShapeError(
+                f"Krum with n_byzantine={self.n_byzantine} must have at least 2 * "
+                f"{self.n_byzantine} + 3 = {2 * self.n_byzantine + 3} rows, got {m}. With fewer, "
+                "the arbitrary rows may win: lower `n_byzantine`, or use more rows."
+            )
+        if m < self.n_byzantine + self.n_selected:
+            raise ShapeError(
+                f"Krum must select at most the {m - self.n_byzantine} rows that are not arbitrary "
+                f"({m} rows, n_byzantine={self.n_byzantine}), got n_selected={self.n_selected}."
+            )
