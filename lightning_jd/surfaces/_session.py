@@ -23,6 +23,7 @@ from lightning_jd.surfaces._compile import explained_compile_errors, reusable_co
 from lightning_jd.surfaces._output import losses_in, objectives_of, unless_scalar, with_scalar
 from lightning_jd.surfaces._precision import full_precision, loss_scale
 from lightning_jd.surfaces._settings import Settings
+from lightning_jd.surfaces._static_graph import first_reduction_held, start_first_reduction
 from lightning_jd.surfaces._step import begin, compute_step, delivery_to, finish
 
 
@@ -65,7 +66,7 @@ class Session:
     ) -> Any:
         """Take the place of ``strategy.training_step``, which is ``original``."""
         self._pending = None
-        with reusable_compiled_graphs():
+        with reusable_compiled_graphs(), first_reduction_held(strategy.model):
             output = original(*args, **kwargs)
         if not strategy.lightning_module.automatic_optimization:
             self.batches += 1
@@ -93,7 +94,7 @@ class Session:
             losses = unless_scalar(loss, self.settings.rows)
             objectives = None if losses is None else objectives_of(losses, self.settings.rows)
         if objectives is None:
-            return original(loss, optimizer, *args, **kwargs)
+            return self._deliver(strategy, original, loss, optimizer, *args, **kwargs)
         self.seen = Seen(objectives.kind, objectives.names, objectives.values())
         named = _parameters(module, args, kwargs)
         try:
@@ -108,7 +109,15 @@ class Session:
             self._announce(self._summary(self.report, objectives.kind, named))
             self._announce = None  # once is enough
         del objectives  # and with them the graph, before hooks and the optimizer need memory
-        return original(scalar, optimizer, *args, **kwargs)
+        return self._deliver(strategy, original, scalar, optimizer, *args, **kwargs)
+
+    def _deliver(
+        self, strategy: Any, original: Callable[..., Any], scalar: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Lightning's own backward pass, which every process reduces its gradients in."""
+        if strategy.lightning_module.automatic_optimization:  # else Lightning does it
+            start_first_reduction(strategy.model, scalar)
+        return original(scalar, *args, **kwargs)
 
     def forget(self) -> None:
         """Let go of losses and rows, and with them of graphs; the counters and the report stay."""
@@ -144,8 +153,8 @@ class Session:
             self._collected = begin(named, self.settings)
         self._collected.add(objectives, scale=1.0 if scale is None else scale)
         if loop._should_accumulate():
-            params = [tensor for _, tensor in self._collected.reach.reached[:1]]
-            return surrogate(loss, params, [torch.zeros_like(tensor) for tensor in params])
+            # Nothing to deliver yet: a leaf that nobody else has, so that nobody's hooks run.
+            return surrogate(loss, [torch.zeros((), requires_grad=True)], [torch.zeros(())])
         collected, self._collected = self._collected, None
         update, dropped = finish(collected, self.settings, scale, delivery_to(strategy.model))
         self.report = update.report

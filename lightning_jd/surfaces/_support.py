@@ -18,6 +18,12 @@ REFUSED = {
     "XLAStrategy": _XLA,
 }
 
+SHARED_IS_HIDDEN = (
+    "params='shared' cannot work with `{}=True`, which hides what task reaches what parameter. "
+    "Leave it out (a parameter that the losses of one process do not reach gets its gradient from "
+    "the others), or give a name pattern as `params`."
+)
+
 
 def check_supported(trainer: Any, module: Any, settings: Settings) -> None:
     """Refuse strategies and options that cannot work together.
@@ -39,16 +45,7 @@ def check_supported(trainer: Any, module: Any, settings: Settings) -> None:
         )
     options = getattr(strategy, "_ddp_kwargs", {})
     if options.get("find_unused_parameters") and settings.params == "shared":
-        raise SetupError(
-            "params='shared' cannot work with `find_unused_parameters=True`, which hides what task "
-            "reaches what parameter. Leave it out (a parameter that the losses of one process do "
-            "not reach gets its gradient from the others), or give a name pattern as `params`."
-        )
-    if options.get("static_graph"):
-        raise SetupError(
-            "Jacobian descent cannot work with `static_graph=True`: it sends its first reduction "
-            "when losses are differentiated, before their weights are known. Leave it out."
-        )
+        raise SetupError(SHARED_IS_HIDDEN.format("find_unused_parameters"))
     if settings.accumulation == "step" and not module.automatic_optimization:
         raise SetupError(
             "accumulation='step' must know which batches belong to one step, and in manual "

@@ -14,7 +14,9 @@ from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._output import objectives_of
 from lightning_jd.surfaces._precision import full_precision, loss_scale
 from lightning_jd.surfaces._settings import Memory, Nonfinite, RowsOption, Settings
+from lightning_jd.surfaces._static_graph import first_reduction_held, start_first_reduction
 from lightning_jd.surfaces._step import compute_step, delivery_to
+from lightning_jd.surfaces._support import SHARED_IS_HIDDEN
 
 __all__ = ["backward"]
 
@@ -57,7 +59,7 @@ def backward(
         SetupError: If the strategy of ``fabric`` is another one.
         NonFiniteError: If a loss or gradient is NaN or infinite, unless that is to be skipped.
     """
-    _check_supported(fabric)
+    _check_supported(fabric, select)
     settings = Settings(
         resolve(aggregator), rows, select, groups, nonfinite=nonfinite, memory=memory
     )
@@ -65,25 +67,25 @@ def backward(
     named = named_parameters_of(getattr(params, "_original_module", params))
     objectives = objectives_of(losses, rows)
     scale = loss_scale(fabric.strategy.precision, fabric.device, objectives.m)
-    with _inside_backward(fabric), full_precision(fabric.device):
-        wrapped = getattr(params, "_forward_module", None)
+    wrapped = getattr(params, "_forward_module", None)
+    with _inside_backward(fabric), full_precision(fabric.device), first_reduction_held(wrapped):
         update = compute_step(objectives, named, settings, scale, delivery_to(wrapped)).update
-    fabric.backward(update.surrogate())
+    scalar = update.surrogate()
+    start_first_reduction(wrapped, scalar)
+    fabric.backward(scalar)
     return update.report
 
 
-def _check_supported(fabric: Any) -> None:
+def _check_supported(fabric: Any, select: Select) -> None:
     strategy = fabric.strategy
     if not {cls.__name__ for cls in type(strategy).__mro__} & set(_STRATEGIES):
         raise SetupError(
             "Jacobian descent with Fabric must run on one device or with strategy='ddp', got "
             f"{type(strategy).__name__}."
         )
-    if getattr(strategy, "_ddp_kwargs", {}).get("static_graph"):
-        raise SetupError(
-            "Jacobian descent cannot work with `static_graph=True`: it sends its first reduction "
-            "when losses are differentiated, before their weights are known. Leave it out."
-        )
+    for option in ("find_unused_parameters", "static_graph"):
+        if getattr(strategy, "_ddp_kwargs", {}).get(option) and select == "shared":
+            raise SetupError(SHARED_IS_HIDDEN.format(option))
 
 
 @contextmanager

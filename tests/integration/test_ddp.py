@@ -8,20 +8,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
-from torch.testing import assert_close
-from torch.utils.data import DataLoader, DistributedSampler
 
+from lightning_jd import fabric as jd
 from lightning_jd.errors import NonFiniteError, SetupError
 from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy
-from tests.helpers.lightning import Regression, batches, fit, network, weights
-from tests.helpers.two_processes import run_in_two_processes
+from tests.helpers.halves import Run, assert_halves_equal_the_whole, check, shared_batches
+from tests.helpers.lightning import ManualRegression, Regression, batches, fit, network, weights
 from tests.integration.features import FEATURES
 from tests.integration.matrix import MODULES, PRECISIONS, STRATEGIES
 
 TWO_PROCESSES = [name for name, processes in STRATEGIES.items() if processes == 2]
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+EXACT = {"rtol": 0.0, "atol": 1e-10}  # in float64
 #: Forms of losses, aggregators and accumulation. Instances come in another order on two processes,
 #: which random weights (rgw) would notice.
 METHODS = [
@@ -54,18 +56,6 @@ def train(
     module = make()
     fit(module, shared_batches(), max_epochs=1, **arguments, **surface(name, options))
     return weights(module)
-
-
-def shared_batches() -> DataLoader[tuple[Tensor, ...]]:
-    """16 samples in batches of 4, of which each of two processes gets 2, in the same order."""
-    whole = batches(n=16)
-    if not dist.is_initialized():
-        return whole
-    own = DistributedSampler(whole.dataset, shuffle=False)  # Lightning would shuffle
-    return DataLoader(whole.dataset, batch_size=2, sampler=own)
-
-
-Run = tuple[Callable[[], dict[str, Tensor]], dict[str, float]]
 
 
 def runs() -> dict[str, Run]:
@@ -102,7 +92,88 @@ def runs() -> dict[str, Run]:
                     ),
                     CLOSE,
                 )
-    return cases
+    return cases | option_runs() | fabric_runs()
+
+
+#: Arguments of DistributedDataParallel, each of which has its own way to handle gradients.
+OPTIONS: dict[str, dict[str, bool]] = {
+    "static": {"static_graph": True},
+    "static views": {"static_graph": True, "gradient_as_bucket_view": True},
+    "unused views": {"find_unused_parameters": True, "gradient_as_bucket_view": True},
+}
+
+
+def option_runs() -> dict[str, Run]:
+    """Each option with one kind of rows after the other, both accumulations, and manually."""
+    ways: dict[str, tuple[type[Regression], str, dict[str, str], int]] = {
+        "instances": (Regression, "instances", {}, 1),
+        "a micro-batch at a time": (Regression, "tasks", {}, 2),
+        "a step at a time": (Regression, "tasks", {"accumulation": "step"}, 2),
+        "manually": (ManualRegression, "tasks", {}, 1),
+        "shared": (Regression, "tasks", {"params": "shared"}, 1),
+    }
+    return {
+        f"{option}, {way}": (
+            lambda option=option, way=way: train_with(OPTIONS[option], *ways[way]),
+            EXACT,
+        )
+        for option in OPTIONS
+        for way in ways
+        if not (way == "shared" and "unused" in option)  # refused, see below
+    }
+
+
+def train_with(
+    option: dict[str, bool],
+    cls: type[Regression],
+    form: Any,
+    settings: dict[str, str],
+    accumulate: int,
+) -> dict[str, Tensor]:
+    module = cls(form)
+    on_two = {"strategy": DDPStrategy(**option), "devices": 2} if dist.is_initialized() else {}
+    fit(
+        module,
+        shared_batches(),
+        callbacks=[JacobianDescent("upgrad", **settings)],
+        precision="64-true",
+        accumulate_grad_batches=accumulate,
+        **on_two,
+    )
+    return weights(module)
+
+
+def fabric_runs() -> dict[str, Run]:
+    options: dict[str, dict[str, bool]] = {"nothing": {}, **OPTIONS}
+    return {
+        f"fabric, {name}, {form}": (
+            lambda option=option, form=form: train_with_fabric(option, form),
+            {"rtol": 0.0, "atol": 1e-6},  # Fabric hands out what a model returns in float32
+        )
+        for name, option in options.items()
+        for form in ("instances", "tasks")
+    }
+
+
+def train_with_fabric(option: dict[str, bool], form: Any) -> dict[str, Tensor]:
+    two = dist.is_initialized()
+    fabric = Fabric(
+        accelerator="cpu",
+        devices=2 if two else 1,
+        strategy=FabricDDPStrategy(**option) if two else "auto",
+        precision="64-true",
+    )
+    fabric.launch()
+    recipe, net = Regression(form), network()
+    model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.05))
+    for batch in shared_batches():
+        x, y = (tensor.double() for tensor in batch)
+        output = recipe.in_form((model(x) - y).square())
+        optimizer.zero_grad()
+        losses = output["loss"] if isinstance(output, dict) else output
+        jd.backward(fabric, losses, model, "upgrad")
+        optimizer.step()
+    return weights(net)
 
 
 class Heads(Regression):
@@ -166,14 +237,7 @@ class Uneven(Regression):
 
 def work(rank: int, folder: Path) -> None:
     warnings.simplefilter("ignore")
-    expected = torch.load(folder / "expected.pt")
-    for name, (run, tolerance) in runs().items():
-        actual = run()
-        others: list[Any] = [None, None]
-        dist.all_gather_object(others, actual)
-        assert_close(others[0], others[1], rtol=0, atol=0, msg=lambda m, n=name: f"{n}: {m}")
-        if name in expected:
-            assert_close(actual, expected[name], **tolerance, msg=lambda m, n=name: f"{n}: {m}")
+    check(runs(), folder)
     ddp = {"strategy": "ddp", "devices": 2, "max_epochs": 1}
     with pytest.raises(NonFiniteError, match="'b'"):
         fit(SometimesNan("tasks"), batches(8, 2), callbacks=[JacobianDescent()], **ddp)
@@ -184,16 +248,11 @@ def work(rank: int, folder: Path) -> None:
     uneven = JacobianDescent()
     fit(Uneven("instances"), batches(8, 2), callbacks=[uneven], **ddp)
     assert len(uneven.report.names) == 3
-    for option, settings in (
-        ("static_graph", {}),
-        ("find_unused_parameters", {"params": "shared"}),
-    ):
-        refused = {"strategy": DDPStrategy(**{option: True}), "devices": 2}
-        with pytest.raises(SetupError, match=f"{option}=True"):
-            fit(Regression(), callbacks=[JacobianDescent(**settings)], **refused)
+    refused = {"strategy": DDPStrategy(find_unused_parameters=True), "devices": 2}
+    with pytest.raises(SetupError, match="find_unused_parameters=True"):
+        fit(Regression(), callbacks=[JacobianDescent(params="shared")], **refused)
 
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    torch.save({name: run() for name, (run, _) in runs().items()}, tmp_path / "expected.pt")
-    run_in_two_processes(work, tmp_path)
+    assert_halves_equal_the_whole(work, runs(), tmp_path)

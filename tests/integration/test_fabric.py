@@ -100,9 +100,10 @@ def test_nonfinite() -> None:
 
 
 def test_what_cannot_work_is_refused() -> None:
-    static = Fabric(accelerator="cpu", devices=1, strategy=DDPStrategy(static_graph=True))
-    with pytest.raises(SetupError, match="static_graph=True"):
-        jd.backward(static, torch.ones(2, requires_grad=True), network())
+    for option in ("static_graph", "find_unused_parameters"):
+        hiding = Fabric(accelerator="cpu", devices=1, strategy=DDPStrategy(**{option: True}))
+        with pytest.raises(SetupError, match=f"{option}=True"):
+            jd.backward(hiding, torch.ones(2, requires_grad=True), network(), select="shared")
 
     class Odd:
         strategy = object()

@@ -1,6 +1,7 @@
 """``log=True``: CSV files and TensorBoard events are read back and compared with the reports."""
 
 import csv
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lightning_jd.errors import ArgumentError
 from lightning_jd.metrics import conflict_summary
 from lightning_jd.surfaces import JacobianDescent, JDReport
 from tests.helpers.lightning import ManualRegression, Regression, batches, fit
+from tests.helpers.two_processes import run_in_two_processes
 
 SCALARS = {
     "jd/similarity_to_mean",
@@ -259,19 +261,25 @@ def test_a_thousand_tasks_are_too_many_curves() -> None:
     assert not any(name.startswith("jd/weight/") for name in rows[0])
 
 
+def log_and_report(rank: int, folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    for form in ("tasks", "instances"):
+        fit(
+            Regression(form),
+            callbacks=[JacobianDescent(log={"every_n_steps": 1}), JDReport(every_n_steps=1)],
+            logger=CSVLogger("runs", name=form, version=0),
+            strategy="ddp",
+            devices=2,
+            max_epochs=1,
+        )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["tasks", "instances"])
-def test_two_processes_write_one_log_and_one_page(form: str) -> None:
-    logger = CSVLogger("runs", version=0)
-    fit(
-        Regression(form),
-        callbacks=[JacobianDescent(log={"every_n_steps": 1}), JDReport(every_n_steps=1)],
-        logger=logger,
-        strategy="ddp_spawn",
-        devices=2,
-        max_epochs=1,
-    )
-    rows = rows_of(Path(logger.log_dir))
-    assert [int(row["step"]) for row in rows] == [0, 1, 2]
-    assert SCALARS - {"jd/weights_time_share"} <= set(rows[0])
-    assert (Path(logger.log_dir) / "jd_report.html").exists()
+def test_two_processes_write_one_log_and_one_page(tmp_path: Path) -> None:
+    run_in_two_processes(log_and_report, tmp_path)
+    for form in ("tasks", "instances"):
+        written = tmp_path / "runs" / form / "version_0"
+        rows = rows_of(written)
+        assert [int(row["step"]) for row in rows] == [0, 1, 2]
+        assert SCALARS - {"jd/weights_time_share"} <= set(rows[0])
+        assert (written / "jd_report.html").exists()
