@@ -52,3 +52,11 @@ class GraphError(JDError, RuntimeError):
 
 class SetupError(JDError, RuntimeError):
     """Two settings exclude each other, or a surface is used where it cannot work."""
+
+
+class ReplicaError(JDError, RuntimeError):
+    """The processes of a distributed run hold different parameters: find what changes them."""
+
+
+class PeerError(JDError, RuntimeError):
+    """Another process of a distributed run has failed: look at its error, which is quoted."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -140,6 +140,30 @@ class Pool:
             self._count(purpose, (self.size - 1) * _bytes(tensor) // self.size)
         return tensor
 
+    def asked_of_first(self, compute: Callable[[], Tensor], like: Tensor, purpose: str) -> Tensor:
+        """What the first process computes: the same bits everywhere, or the same error.
+
+        Args:
+            compute: Called by the first process only.
+            like: A tensor of the shape and type of its result.
+            purpose: What it is counted under.
+        """
+        if self.size == 1:
+            return compute()
+        error: list[Exception | None] = [None]
+        result = torch.full_like(like, torch.nan)
+        if self.rank == 0:
+            try:
+                result = compute()
+            except Exception as caught:
+                error = [_sendable(caught)]
+        result = self.from_first(result, purpose)
+        if len(result) and bool(result.isnan().all()):  # which is no result, unless it is one
+            dist.broadcast_object_list(error, 0)
+            if error[0] is not None:
+                raise error[0]
+        return result
+
     def _count(self, purpose: str, amount: int) -> None:
         self.sent[purpose] += amount
 
@@ -173,6 +197,14 @@ _remembered = _Remembered()
 
 def _digest(data: bytes) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little", signed=True)
+
+
+def _sendable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever the classes of others do when they are copied
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -95,9 +95,9 @@ class ByGramian(PooledRoute):
     def combine(self, group: Hashable, named: NamedParameters) -> GroupReport:
         G = self.gramians[group]
         if len(G) and bool(torch.isfinite(G.diagonal()).all()):
-            first = self.pool.rank == 0
-            weights = self._aggregator.weights(G) if first else torch.empty_like(G[0])
-            weights = self.pool.from_first(weights, "weights")
+            weights = self.pool.asked_of_first(
+                lambda: self._aggregator.weights(G), G.diagonal(), "weights"
+            )
         else:
             weights = torch.full_like(G.diagonal(), 1 / max(1, len(G)))
         mine = self._delivery.factor(self.pool) * self.layout.own_weights(weights, self.pool.rank)
@@ -136,12 +136,16 @@ class ByJacobian(PooledRoute):
     def combine(self, group: Hashable, named: NamedParameters) -> GroupReport:
         G, J = self.gramians[group], self._matrices.pop(group)
         m, n = len(G), sum(tensor.numel() for _, tensor in named)
-        known = G.new_zeros(n + m)  # the direction, and its products with the rows
-        if self.pool.rank == 0 and m:
+
+        def with_products() -> Tensor:
+            if m == 0:
+                return G.new_zeros(n)
             is_finite = bool(torch.isfinite(G.diagonal()).all())
             direction = self._aggregator(J) if is_finite else J.mean(dim=0)
-            known = torch.cat([direction, J @ direction])
-        direction, products = self.pool.from_first(known, "gradient").split([n, m])
+            return torch.cat([direction, J @ direction])
+
+        known = self.pool.asked_of_first(with_products, G.new_empty(n + m), "gradient")
+        direction, products = known.split([n, m])
         self.complete |= per_parameter(direction, named)
         return GroupReport(G, None, _names(named), products, direction @ direction)
 

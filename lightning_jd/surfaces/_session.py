@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from lightning_jd.core import Report, surrogate
 from lightning_jd.core._accumulation import Accumulation
+from lightning_jd.core._replicas import check_replicas
+from lightning_jd.core._roll_call import answer
 from lightning_jd.engines import NamedParameters, Objectives, named_parameters_of
 from lightning_jd.errors import ArgumentError, NonFiniteError
 from lightning_jd.surfaces._compile import explained_compile_errors, reusable_compiled_graphs
@@ -60,6 +63,7 @@ class Session:
         self._announce: Callable[[str], object] | None = announce
         self._pending: Objectives | None = None
         self._collected: Accumulation | None = None
+        self._compared = -1  # the step after which processes were compared
 
     def training_step(
         self, strategy: Any, original: Callable[..., Any], *args: Any, **kwargs: Any
@@ -119,6 +123,17 @@ class Session:
             start_first_reduction(strategy.model, scalar)
         return original(scalar, *args, **kwargs)
 
+    def check_replicas(self, trainer: Any) -> None:
+        """Compare the parameters of all processes, if that is due after the last step."""
+        every, step = self.settings.check_replicas, trainer.global_step
+        model = trainer.strategy.model
+        if every == 0 or step == 0 or not isinstance(model, DistributedDataParallel):
+            return
+        if step // every > self._compared // every:
+            self._compared = step
+            named = named_parameters_of(model.module)
+            check_replicas([pair for pair in named if pair[0] not in model.parameters_to_ignore])
+
     def forget(self) -> None:
         """Let go of losses and rows, and with them of graphs; the counters and the report stay."""
         self._pending = self._collected = None
@@ -152,6 +167,7 @@ class Session:
         if self._collected is None or loop.batch_idx % loop.trainer.accumulate_grad_batches == 0:
             self._collected = begin(named, self.settings)
         self._collected.add(objectives, scale=1.0 if scale is None else scale)
+        answer(strategy.root_device)  # for every batch, because Lightning waits for every batch
         if loop._should_accumulate():
             # Nothing to deliver yet: a leaf that nobody else has, so that nobody's hooks run.
             return surrogate(loss, [torch.zeros((), requires_grad=True)], [torch.zeros(())])

@@ -31,6 +31,7 @@ class Settings:
     accumulation: Accumulation = "batch"
     nonfinite: Nonfinite = "raise"
     memory: Memory = "fast"
+    check_replicas: int = 100
 
     def __post_init__(self) -> None:
         choices = {
@@ -43,3 +44,9 @@ class Settings:
             if (value := getattr(self, name)) not in known:
                 listed = ", ".join(map(repr, known))
                 raise ArgumentError(f"`{name}` must be one of {listed}, got {value!r}.")
+        every = self.check_replicas
+        if isinstance(every, bool) or not isinstance(every, int) or every < 0:
+            raise ArgumentError(
+                "`check_replicas` must be a number of steps, or 0 for no check at all, got "
+                f"{every!r}."
+            )

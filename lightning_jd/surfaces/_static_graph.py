@@ -36,7 +36,7 @@ def first_reduction_held(model: Any) -> Iterator[None]:
 def start_first_reduction(model: Any, scalar: Tensor) -> None:
     """Have the backward pass of ``scalar`` end with the first reduction, if that is still due.
 
-    It is not while micro-batches are accumulated without one.
+    It is not for a micro-batch that is accumulated without one.
     """
     if not _is_first(model) or not model.require_backward_grad_sync:
         return

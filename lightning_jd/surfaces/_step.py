@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lightning_jd.core import COMPLETE, Delivery, Update, compute_update
 from lightning_jd.core._accumulation import Accumulation
 from lightning_jd.core._pool import Pool
+from lightning_jd.core._roll_call import answer
 from lightning_jd.engines import NamedParameters, Objectives, select
 from lightning_jd.errors import NonFiniteError
 from lightning_jd.surfaces._settings import Settings
@@ -40,6 +41,7 @@ def compute_step(
 
     Raises:
         NonFiniteError: If a loss or gradient is NaN or infinite, unless that is to be skipped.
+        PeerError: If another process has failed.
     """
     if Pool().size == 1:
         try:
@@ -60,6 +62,7 @@ def compute_step(
     keeps = objectives.kind == "ranks" or Pool().size == 1
     collected = begin(named, settings, keeps=keeps)
     collected.add(objectives, scale=1.0 if scale is None else scale)
+    answer(objectives.device)
     return finish(collected, settings, scale, delivery)
 
 

@@ -46,6 +46,13 @@ def check_supported(trainer: Any, module: Any, settings: Settings) -> None:
     options = getattr(strategy, "_ddp_kwargs", {})
     if options.get("find_unused_parameters") and settings.params == "shared":
         raise SetupError(SHARED_IS_HIDDEN.format("find_unused_parameters"))
+    accumulates = trainer.accumulate_grad_batches > 1 and settings.accumulation == "batch"
+    if options.get("static_graph") and accumulates:
+        raise SetupError(
+            "`static_graph=True` cannot work with `accumulate_grad_batches` > 1: it takes every "
+            "backward pass for one that reduces gradients. Leave it out, or set "
+            "accumulation='step'."
+        )
     if settings.accumulation == "step" and not module.automatic_optimization:
         raise SetupError(
             "accumulation='step' must know which batches belong to one step, and in manual "

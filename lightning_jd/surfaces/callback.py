@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from lightning_jd.aggregators import Aggregator, resolve
 from lightning_jd.core import Report
+from lightning_jd.core._roll_call import report_failure
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._monitor import Monitor
 from lightning_jd.surfaces._patch import Patch
@@ -50,6 +51,8 @@ class DescentCallback:
             gradient is NaN or infinite, or ``"skip"`` the objective and count it.
         memory: ``"fast"``, or ``"low"`` to spend another backward pass instead of keeping
             activation gradients.
+        check_replicas: On several processes, make sure that all hold the same parameters after the
+            first step and after every so many; 0 for never. It costs one look at the parameters.
         log: Whether to log what the objectives do to each other, as ``jd/...``: ``True``, or a dict
             with some of ``every_n_steps``, ``per_group``, ``progress_bar``, ``figures`` and
             ``stationarity``. Also ``aggregator="mean"`` shows the conflict.
@@ -76,6 +79,7 @@ class DescentCallback:
         nonfinite: Nonfinite = "raise",
         memory: Memory = "fast",
         log: bool | dict[str, Any] = False,
+        check_replicas: int = 100,
     ) -> None:
         super().__init__()
         self._monitor = Monitor.of(log)
@@ -87,6 +91,7 @@ class DescentCallback:
             accumulation=accumulation,
             nonfinite=nonfinite,
             memory=memory,
+            check_replicas=check_replicas,
         )
         self._fresh = deepcopy(self.settings.aggregator.state_dict())
         self._session: Session | None = None
@@ -152,7 +157,9 @@ class DescentCallback:
         self._undo()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Give the strategy its methods back."""
+        """Tell the other processes, and give the strategy its methods back."""
+        if self._patch is not None:
+            report_failure(exception, trainer.strategy.root_device)
         self._undo()
 
     def on_train_batch_start(self, *_: Any) -> None:
@@ -161,7 +168,9 @@ class DescentCallback:
             self._monitor.before_batch()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        """Log what the update was made of."""
+        """Compare the processes, and log what the update was made of."""
+        if self._session is not None:
+            self._session.check_replicas(trainer)
         if self._monitor is not None and self._session is not None:
             self._monitor.after_batch(trainer, pl_module, self._session)
 

@@ -33,6 +33,7 @@ class DescentStrategy(_Strategy):  # type: ignore[misc]  # of either package
         nonfinite: See there.
         memory: See there.
         log: See there.
+        check_replicas: See there.
         **kwargs: The arguments of Lightning's strategy.
     """
 
@@ -49,12 +50,13 @@ class DescentStrategy(_Strategy):  # type: ignore[misc]  # of either package
         nonfinite: Nonfinite = "raise",
         memory: Memory = "fast",
         log: bool | dict[str, Any] = False,
+        check_replicas: int = 100,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         #: The callback; its ``report`` tells what the last update was made of.
         self.jacobian_descent = self._callback_class(
-            aggregator, rows, params, groups, accumulation, nonfinite, memory, log
+            aggregator, rows, params, groups, accumulation, nonfinite, memory, log, check_replicas
         )
 
     @override

@@ -21,22 +21,27 @@ Work = Callable[[int, Path], None]
 PATIENCE = 120.0
 
 
-def run_in_two_processes(work: Work, folder: Path, patience: float = PATIENCE) -> None:
+def run_in_two_processes(
+    work: Work, folder: Path, patience: float = PATIENCE, mortal: int | None = None
+) -> None:
     """Call ``work(rank, folder)`` in two processes; an error in one of them is raised here.
 
     Args:
         work: A function of a module, so that it can be sent.
         folder: A folder of this test alone, where the processes meet.
         patience: Seconds that a collective operation may take.
+        mortal: The rank of a process that is to die; the work is done when the other one is ready.
     """
     global _pair
     _pair = _pair or _Pair()
+    ready = False
     try:
-        _pair.run(work, folder, patience)
-    except BaseException:  # whatever it was, the two are no longer in step
-        _pair.stop()
-        _pair = None
-        raise
+        _pair.run(work, folder, patience, mortal)
+        ready = mortal is None
+    finally:
+        if not ready:  # whatever it was, the two are no longer in step
+            _pair.stop()
+            _pair = None
 
 
 class _Pair:
@@ -54,10 +59,10 @@ class _Pair:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, work: Work, folder: Path, patience: float) -> None:
+    def run(self, work: Work, folder: Path, patience: float, mortal: int | None) -> None:
         for pipe in self._pipes:
             pipe.send((work, folder, patience))
-        waiting = list(self._pipes)
+        waiting = [pipe for rank, pipe in enumerate(self._pipes) if rank != mortal]
         while waiting:
             for pipe in wait(waiting):
                 assert isinstance(pipe, Connection)
