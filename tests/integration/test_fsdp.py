@@ -93,6 +93,13 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     "instances": ({"make": lambda: Sharded("instances")}, EXACT),
     "matrix": ({"make": lambda: Sharded("matrix")}, EXACT),
     "tasks": ({"make": lambda: Sharded("tasks")}, EXACT),
+    "ranks": (
+        {
+            "make": lambda: Sharded("scalar"),
+            "settings": {"aggregator": "upgrad", "rows": "ranks"},
+        },
+        EXACT,
+    ),
     "manually": ({"make": lambda: ShardedManually("list")}, EXACT),
     "momentum": (
         {"make": lambda: Sharded("tasks", torch.optim.AdamW), "gradient_clip_val": 0.1},
