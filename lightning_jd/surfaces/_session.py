@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_jd.core import Report, surrogate
-from lightning_jd.core._accumulation import Accumulation
 from lightning_jd.core._replicas import check_replicas
 from lightning_jd.core._roll_call import answer
+from lightning_jd.core._sharded import show_pieces
 from lightning_jd.engines import NamedParameters, Objectives, named_parameters_of
 from lightning_jd.errors import ArgumentError, NonFiniteError
 from lightning_jd.surfaces._compile import explained_compile_errors, reusable_compiled_graphs
@@ -27,7 +27,7 @@ from lightning_jd.surfaces._output import losses_in, objectives_of, unless_scala
 from lightning_jd.surfaces._precision import full_precision, loss_scale
 from lightning_jd.surfaces._settings import Settings
 from lightning_jd.surfaces._static_graph import first_reduction_held, start_first_reduction
-from lightning_jd.surfaces._step import begin, compute_step, delivery_to, finish
+from lightning_jd.surfaces._step import Collected, begin, compute_step, delivery_to, finish
 
 
 class Seen(NamedTuple):
@@ -62,7 +62,7 @@ class Session:
         self.skipped = 0
         self._announce: Callable[[str], object] | None = announce
         self._pending: Objectives | None = None
-        self._collected: Accumulation | None = None
+        self._collected: Collected | None = None
         self._compared = -1  # the step after which processes were compared
 
     def training_step(
@@ -213,6 +213,7 @@ def _parameters(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
             "`manual_backward` of several losses must have no arguments but `retain_graph` and "
             f"`inputs`, got {args} {kwargs}. Multiply the losses themselves by constant factors."
         )
+    show_pieces(module)
     named = named_parameters_of(module)
     if (inputs := kwargs.get("inputs")) is None:
         return named

@@ -11,9 +11,13 @@ from lightning_jd.core import COMPLETE, Delivery, Update, compute_update
 from lightning_jd.core._accumulation import Accumulation
 from lightning_jd.core._pool import Pool
 from lightning_jd.core._roll_call import answer
+from lightning_jd.core._sharded import ShardedAccumulation, is_sharded
 from lightning_jd.engines import NamedParameters, Objectives, select
 from lightning_jd.errors import NonFiniteError
 from lightning_jd.surfaces._settings import Settings
+
+#: Rows of one or several micro-batches.
+Collected = Accumulation | ShardedAccumulation
 
 
 class Step(NamedTuple):
@@ -45,7 +49,7 @@ def compute_step(
         NonFiniteError: If a loss or gradient is NaN or infinite, unless that is to be skipped.
         PeerError: If another process has failed.
     """
-    if Pool().size == 1:
+    if Pool().size == 1 and not is_sharded(named):
         try:
             update = compute_update(
                 objectives,
@@ -69,8 +73,10 @@ def compute_step(
     return finish(collected, settings, scale, delivery)
 
 
-def begin(named: NamedParameters, settings: Settings, *, keeps: bool = True) -> Accumulation:
+def begin(named: NamedParameters, settings: Settings, *, keeps: bool = True) -> Collected:
     """Start to collect the rows of several processes, or (kept) of several micro-batches."""
+    if is_sharded(named):
+        return ShardedAccumulation(named, settings.params)
     return Accumulation(
         named,
         select=settings.params,
@@ -81,7 +87,7 @@ def begin(named: NamedParameters, settings: Settings, *, keeps: bool = True) -> 
 
 
 def finish(
-    collected: Accumulation,
+    collected: Collected,
     settings: Settings,
     scale: Tensor | None = None,
     delivery: Delivery = COMPLETE,

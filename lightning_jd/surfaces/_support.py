@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning_jd.aggregators import GramianAggregator
+from lightning_jd.core._sharded import needs_whole_rows
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._settings import Settings
 
-_SHARDED = "the parameters are in pieces on other devices while rows are computed"
 _XLA = "XLA compiles the whole step, and which rows are active depends on the data"
 #: Name of a strategy class to the reason; names, because there are two packages with such classes.
 REFUSED = {
-    "DeepSpeedStrategy": "DeepSpeed runs its own backward pass on the loss",
-    "FSDPStrategy": _SHARDED,
-    "ModelParallelStrategy": _SHARDED,
+    "DeepSpeedStrategy": "DeepSpeed runs its own backward pass on the loss, and ZeRO-3 gathers "
+    "parameters for that pass only",
+    "FSDPStrategy": "FSDP1 flattens the parameters of several layers into one and expects one "
+    "backward pass per forward pass; FSDP2, which is `ModelParallelStrategy`, works",
     "SingleDeviceXLAStrategy": _XLA,
     "XLAStrategy": _XLA,
 }
@@ -38,10 +40,13 @@ def check_supported(trainer: Any, module: Any, settings: Settings) -> None:
             f"Jacobian descent cannot work with {name}: {REFUSED[name]}. "
             "Use one device, or strategy='ddp'."
         )
-    if trainer.world_size > 1 and "DDPStrategy" not in ancestors:
+    if "ModelParallelStrategy" in ancestors:
+        check_sharded(settings)
+    elif trainer.world_size > 1 and "DDPStrategy" not in ancestors:
         raise SetupError(
-            "Jacobian descent on several processes must run with strategy='ddp' or 'jd_ddp', got "
-            f"{type(strategy).__name__}, which may combine gradients in a way that is unknown."
+            "Jacobian descent on several processes must run with strategy='ddp' or 'jd_ddp', or "
+            f"with ModelParallelStrategy, got {type(strategy).__name__}, which may combine "
+            "gradients in a way that is unknown."
         )
     options = getattr(strategy, "_ddp_kwargs", {})
     if options.get("find_unused_parameters") and settings.params == "shared":
@@ -59,3 +64,23 @@ def check_supported(trainer: Any, module: Any, settings: Settings) -> None:
             "optimization only your code does. Set accumulation='batch', or call "
             "`manual_backward` once with the losses of the whole step."
         )
+
+
+def check_sharded(settings: Settings) -> None:
+    """Refuse options that cannot work with parameters in pieces (FSDP2).
+
+    Raises:
+        SetupError: With the reason and the remedy.
+    """
+    if settings.params == "shared":
+        raise SetupError(
+            "params='shared' cannot work with ModelParallelStrategy, which hides what task reaches "
+            "what parameter. Give a name pattern as `params`."
+        )
+    if settings.nonfinite == "skip":
+        raise SetupError(
+            "nonfinite='skip' cannot work with ModelParallelStrategy: all processes run every "
+            "backward pass together, and none can leave out its part. Set nonfinite='raise'."
+        )
+    if not isinstance(settings.aggregator, GramianAggregator):
+        raise SetupError(needs_whole_rows(settings.aggregator))

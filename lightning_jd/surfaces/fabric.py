@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
+
 from lightning_jd.aggregators import AggregatorSpec, resolve
 from lightning_jd.core import Groups, Report
+from lightning_jd.core._sharded import show_pieces
 from lightning_jd.engines import Losses, Parameters, Select, named_parameters_of
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._output import objectives_of
@@ -16,11 +19,11 @@ from lightning_jd.surfaces._precision import full_precision, loss_scale
 from lightning_jd.surfaces._settings import Memory, Nonfinite, RowsOption, Settings
 from lightning_jd.surfaces._static_graph import first_reduction_held, start_first_reduction
 from lightning_jd.surfaces._step import compute_step, delivery_to
-from lightning_jd.surfaces._support import SHARED_IS_HIDDEN
+from lightning_jd.surfaces._support import SHARED_IS_HIDDEN, check_sharded
 
 __all__ = ["backward"]
 
-_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
+_STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy"}
 
 
 def backward(
@@ -42,7 +45,8 @@ def backward(
     name, if it has a state (random ones have) that must live longer than one call.
 
     Args:
-        fabric: The Fabric object, on one device or with ``strategy="ddp"``.
+        fabric: The Fabric object, on one device, with ``strategy="ddp"`` or with
+            ``ModelParallelStrategy``.
         losses: The losses, computed from a model that ``fabric.setup`` has returned.
         params: That model, or parameters.
         aggregator: The method.
@@ -59,12 +63,15 @@ def backward(
         SetupError: If the strategy of ``fabric`` is another one.
         NonFiniteError: If a loss or gradient is NaN or infinite, unless that is to be skipped.
     """
-    _check_supported(fabric, select)
     settings = Settings(
         resolve(aggregator), rows, select, groups, nonfinite=nonfinite, memory=memory
     )
+    _check_supported(fabric, settings)
     # What `setup` returns wraps the model, whose names are the ones that patterns are about.
-    named = named_parameters_of(getattr(params, "_original_module", params))
+    model = getattr(params, "_original_module", params)
+    if isinstance(model, nn.Module):
+        show_pieces(model)
+    named = named_parameters_of(model)
     objectives = objectives_of(losses, rows)
     scale = loss_scale(fabric.strategy.precision, fabric.device, objectives.m)
     wrapped = getattr(params, "_forward_module", None)
@@ -76,15 +83,18 @@ def backward(
     return update.report
 
 
-def _check_supported(fabric: Any, select: Select) -> None:
+def _check_supported(fabric: Any, settings: Settings) -> None:
     strategy = fabric.strategy
-    if not {cls.__name__ for cls in type(strategy).__mro__} & set(_STRATEGIES):
+    ancestors = {cls.__name__ for cls in type(strategy).__mro__}
+    if not ancestors & _STRATEGIES:
         raise SetupError(
-            "Jacobian descent with Fabric must run on one device or with strategy='ddp', got "
-            f"{type(strategy).__name__}."
+            "Jacobian descent with Fabric must run on one device, with strategy='ddp' or with "
+            f"ModelParallelStrategy, got {type(strategy).__name__}."
         )
+    if "ModelParallelStrategy" in ancestors:
+        check_sharded(settings)
     for option in ("find_unused_parameters", "static_graph"):
-        if getattr(strategy, "_ddp_kwargs", {}).get(option) and select == "shared":
+        if getattr(strategy, "_ddp_kwargs", {}).get(option) and settings.params == "shared":
             raise SetupError(SHARED_IS_HIDDEN.format(option))
 
 

@@ -2,8 +2,8 @@
 
     python -m tests.integration.matrix README.md
 
-writes the table between the two markers in that file. `test_matrix.py` and `test_ddp.py` run every
-cell, and hold that the table in the README is this one.
+writes the table between the two markers in that file. `test_matrix.py`, `test_ddp.py` and
+`test_fsdp.py` run every cell, and hold that the table in the README is this one.
 """
 
 import sys
@@ -47,6 +47,11 @@ STRATEGIES = {
     "`strategy='jd'`": 1,
     "`JacobianDescent()`, `strategy='ddp'`": 2,
     "`strategy='jd_ddp'`": 2,
+    "`JacobianDescent()`, `strategy=ModelParallelStrategy(...)` (FSDP2)": 2,
+}
+#: What Lightning does not offer.
+MISSING = {
+    next(name for name in STRATEGIES if "ModelParallel" in name): {"64-true", "16-mixed"},
 }
 
 
@@ -55,9 +60,11 @@ def table() -> str:
     lines = [["", *PRECISIONS], ["---", *[":-:"] * len(PRECISIONS)]]
     for name, processes in STRATEGIES.items():
         note = "" if processes == 1 else f", {processes} processes"
-        lines.append([f"{name}{note}", *[" / ".join("✓" for _ in MODULES)] * len(PRECISIONS)])
+        missing = MISSING.get(name, set())
+        yes = " / ".join("✓" for _ in MODULES)
+        lines.append([f"{name}{note}", *("-" if each in missing else yes for each in PRECISIONS)])
     rows = [f"| {' | '.join(cells)} |" for cells in lines]
-    legend = f"{' / '.join(MODULES)}; on a CPU, where the tests run."
+    legend = f"{' / '.join(MODULES)}; on a CPU, where the tests run; - is not offered by Lightning."
     reasons: dict[str, list[str]] = {}
     for name, reason in sorted(REFUSED.items()):
         reasons.setdefault(reason, []).append(f"`{name}`")

@@ -1,6 +1,7 @@
 """The examples run, and what they claim holds (they assert it themselves)."""
 
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +14,15 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_example_that_is_started_twice() -> None:
+    # A script of its own: Lightning starts the second process by running the same command again.
+    command = [sys.executable, str(EXAMPLES / "two_processes.py")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert len(run.stdout.splitlines()) == 6
 
 
 def test_the_command_line_with_its_configuration(

@@ -108,5 +108,5 @@ def test_what_cannot_work_is_refused() -> None:
     class Odd:
         strategy = object()
 
-    with pytest.raises(SetupError, match="one device or with strategy='ddp', got object"):
+    with pytest.raises(SetupError, match=r"on one device, .* got object"):
         jd.backward(Odd(), torch.ones(2, requires_grad=True), network())

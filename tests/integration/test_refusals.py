@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_jd.aggregators import Mean
+from lightning_jd.aggregators import GradDrop, Mean
 from lightning_jd.errors import MissingDependencyError, SetupError
 from lightning_jd.surfaces import _namespace
 from lightning_jd.surfaces._settings import Settings
@@ -20,8 +20,26 @@ class SomeStrategy:
 
 def test_an_unknown_strategy_on_several_processes() -> None:
     trainer = SimpleNamespace(strategy=SomeStrategy(), world_size=2)
-    with pytest.raises(SetupError, match="must run with strategy='ddp' or 'jd_ddp', got SomeStrat"):
+    with pytest.raises(SetupError, match=r"must run with strategy='ddp' .* got SomeStrat"):
         check_supported(trainer, SimpleNamespace(automatic_optimization=True), Settings(Mean()))
+
+
+class ModelParallelStrategy:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Settings(Mean(), params="shared"), "params='shared' cannot work with ModelParallel"),
+        (Settings(Mean(), nonfinite="skip"), "nonfinite='skip' cannot work with ModelParallel"),
+        (Settings(GradDrop()), "must be a weighting of the rows, got graddrop"),
+    ],
+)
+def test_what_cannot_work_with_parameters_in_pieces(settings: Settings, message: str) -> None:
+    trainer = SimpleNamespace(strategy=ModelParallelStrategy(), world_size=2)
+    with pytest.raises(SetupError, match=message):
+        check_supported(trainer, SimpleNamespace(automatic_optimization=True), settings)
 
 
 def test_lightning_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
