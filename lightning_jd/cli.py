@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS) -> in
     Returns:
         The exit status: 0, 1 after an error that the message explains, 130 after Ctrl-C.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = [_underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
     try:
         parser = _parser("Jacobian descent for PyTorch Lightning.", "lightning-jd")
     except ImportError:
@@ -74,6 +74,12 @@ def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS) -> in
         print(f"lightning-jd: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _underscored(word: str) -> str:
+    """Options are arguments of functions, but ``--batch-size`` is what a shell is used to."""
+    name, equals, value = word.partition("=")
+    return "--" + name[2:].replace("-", "_") + equals + value if name.startswith("--") else word
 
 
 def _parser(description: str, prog: str | None = None) -> "ArgumentParser":

@@ -66,6 +66,12 @@ def test_a_command_of_a_group_gets_its_options(
     assert "gaussian" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [["--batch-size", "1"], ["--batch-size=1"], ["--batch_size=1"]])
+def test_options_may_have_dashes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["iwrm", *words]) == 1
+    assert "`batch_size` must be at least 2" in capsys.readouterr().err
+
+
 def test_an_error_is_one_message_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["regularisation", "--data", "nowhere"]) == 1
     message = capsys.readouterr().err

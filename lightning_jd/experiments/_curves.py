@@ -12,6 +12,7 @@ from lightning_jd.experiments._statistics import standard_error
 _POINTS_PER_EPOCH = 4
 _PANELS = 3
 _SHOWN_EVERYWHERE = ("Mean", "UPGrad")  # as in the paper, for reference
+_REFERENCE_COLOURS = ("black", "red", "darkorange", "gold", "tan")
 
 
 class Curve(NamedTuple):
@@ -62,16 +63,17 @@ def draw_comparison(curves: Mapping[str, Sequence[Curve]], title: str, path: Pat
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    colours = {label: colormaps["tab20"](i % 20) for i, label in enumerate(curves)}
     reference = [label for label in curves if label.startswith(_SHOWN_EVERYWHERE)]
     others = [label for label in curves if label not in reference]
+    colours: dict[str, Any] = dict(zip(reference, _REFERENCE_COLOURS, strict=False))
+    colours |= {label: colormaps["tab10"](i % 10) for i, label in enumerate(others)}
     each = max(1, -(-len(others) // _PANELS))
     rest = iter(others)
     groups = [[*reference, *group] for group in iter(lambda: list(islice(rest, each)), [])] or [
         reference
     ]
-    figure = Figure(figsize=(4.6 * len(groups), 7.5), layout="constrained")
-    figure.suptitle(title)
+    figure = Figure(figsize=(max(6.0, 4.6 * len(groups)), 7.5), layout="constrained")
+    figure.suptitle(title, fontsize="medium")
     panels = figure.subplots(2, len(groups), sharey="row", squeeze=False)
     for column, labels in enumerate(groups):
         for row, ylabel in enumerate(("training loss", "similarity to the SGD update")):
@@ -94,7 +96,6 @@ def _draw(axes: Any, curve: Curve, label: str, colour: Any) -> None:
         return
     epochs, means, errors = zip(*curve.points, strict=True)
     is_reference = label.startswith(_SHOWN_EVERYWHERE)
-    colour = "black" if label.startswith("Mean") else colour
     axes.plot(epochs, means, color=colour, label=label, linewidth=2 if is_reference else 1.3)
     low = [max(mean - error, 1e-6) for mean, error in zip(means, errors, strict=True)]
     high = [mean + error for mean, error in zip(means, errors, strict=True)]

@@ -101,6 +101,9 @@ def crew(
         initargs=(dataset, folder),
     )
     try:
+        with _ctrl_c_ignored():  # as are the signals that a process ignores, this is inherited
+            for _ in range(workers):
+                pool.submit(_ready)
         yield Crew(Store(store), lambda *job: pool.submit(_work, *job).result(), announce)
     finally:
         # What is running is lost, what is finished is in the store.
@@ -108,6 +111,19 @@ def crew(
         pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
             process.terminate()
+
+
+@contextmanager
+def _ctrl_c_ignored() -> Iterator[None]:
+    """Ctrl-C reaches all processes of a terminal, but is for this one, which ends the others."""
+    if threading.current_thread() is not threading.main_thread():  # nor does it reach this one
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def side_by_side(jobs: Sequence[Callable[[], _Answer]], workers: int) -> list[_Answer]:
@@ -144,9 +160,12 @@ _trainer: _Trainer | None = None  # of a worker's process
 def _enter(dataset: str, folder: str) -> None:
     global _trainer
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     _trainer = _Trainer(load(dataset, folder))
+
+
+def _ready() -> None:
+    """Nothing: asking for it starts a worker."""
 
 
 def _leave_with_parent() -> None:
