@@ -82,7 +82,7 @@ class Accumulation:
         self.reach.add(objectives)
         self._losses.append(objectives.values())
         bad = objectives.nonfinite()
-        remaining = objectives if not bad else without(objectives, bad)
+        remaining = without(objectives, bad) if bad or not objectives.m else objectives
         if self._nonfinite == "raise":
             self._bad += bad
         else:
@@ -144,7 +144,7 @@ class Accumulation:
             progress.lap("gradients")
         progress.milliseconds["total"] = 1000 * (progress.last - begin)
         tensors = dict(self._named)
-        value = torch.cat(self._losses).mean() if self._losses else route.like.new_tensor(torch.nan)
+        value = torch.cat([route.like.new_zeros(0), *self._losses]).mean()
         report = self._report(progress, route, pool)
         return Update([tensors[name] for name in found], list(found.values()), value, report)
 

@@ -49,31 +49,39 @@ def delivered(
             over processes, or mean if that is what will be taken, is the gradient.
         complete: The gradients of the other parameters, of all rows.
         delivery: What happens to them.
+
+    Raises:
+        ArgumentError: If the gradient of some parameter could not be delivered by anybody.
     """
+    if not delivery.everywhere:
+        reach.check_deliverable()
     rest = [(name, tensor) for name, tensor in reach.reached if name not in complete]
-    if not delivery.averaged:
-        complete, rest = complete | _sum(pool, rest, own), []
+    # What a process may not deliver, though it has rows of it, others must deliver in its place.
+    taken = [pair for pair in rest if not delivery.averaged or _is_lost(pair[0], reach, delivery)]
+    complete = complete | _sum(pool, taken, own, delivery)
     found = {}
-    for name, gradient in complete.items():
+    for name, tensor in reach.reached:
         share = 1.0 if delivery.everywhere else reach.share_here(name, pool.size)
-        if share:
-            found[name] = gradient if share == 1 else share * gradient
-    for name, tensor in rest:
-        if name in own:
-            found[name] = own[name]
-        elif delivery.everywhere:
-            found[name] = torch.zeros_like(tensor)
-    return {name: found[name] for name, _ in reach.reached if name in found}
+        if share and name in complete:
+            found[name] = complete[name] if share == 1 else share * complete[name]
+        elif share:
+            found[name] = own[name] if name in own else torch.zeros_like(tensor)
+    return found
 
 
-def _sum(pool: Pool, named: NamedParameters, own: Gradients) -> Gradients:
-    """The sums over processes, all in one message per type."""
+def _is_lost(name: str, reach: Reach, delivery: Delivery) -> bool:
+    return not delivery.everywhere and name in reach.late
+
+
+def _sum(pool: Pool, named: NamedParameters, own: Gradients, delivery: Delivery) -> Gradients:
+    """The gradients of all rows, in one message per type."""
     found = {name: own.get(name, tensor.detach().new_zeros(tensor.shape)) for name, tensor in named}
     if pool.size == 1:
         return found
     for dtype in dict.fromkeys(gradient.dtype for gradient in found.values()):
         some = [name for name, gradient in found.items() if gradient.dtype == dtype]
         flat = pool.sum(torch.cat([found[name].reshape(-1) for name in some]), "gradient")
+        flat /= delivery.factor(pool)
         parts = flat.split([found[name].numel() for name in some])
         found |= {name: part.view_as(found[name]) for name, part in zip(some, parts, strict=True)}
     return found

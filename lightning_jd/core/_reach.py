@@ -14,12 +14,14 @@ from lightning_jd.engines import (
     select,
     tasks_reaching,
 )
+from lightning_jd.errors import ArgumentError
 
 
 class Seen(NamedTuple):
-    """Names of parameters: those that losses reach, those of them that are selected, and tasks."""
+    """Names of parameters that losses reach: in any piece, in the last, selected, and by tasks."""
 
     here: tuple[str, ...]
+    last: tuple[str, ...]
     selected: tuple[str, ...]
     tasks: tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -48,12 +50,19 @@ class Reach:
         self._selected: set[str] = set()
         self._tasks: dict[str, set[str]] = {}  # by parameter, where that decides
         self._here: set[str] = set()
+        self._last: set[str] = set()  # in the last piece, which is all that DDP looks at
+        self._anywhere: set[str] = set()
         self._processes: Counter[str] = Counter()
+        #: Whether the last piece of some process reaches no parameter at all.
+        self.idle = False
+        #: What the last piece of some process does not reach, but an earlier one did.
+        self.late: set[str] = set()
 
     def add(self, objectives: Objectives) -> None:
         """Look at the graph of one piece."""
         reached = leaves_reached(objectives)
-        self._here |= {name for name, tensor in self._named if id(tensor) in reached}
+        self._last = {name for name, tensor in self._named if id(tensor) in reached}
+        self._here |= self._last
         if self._which != "shared":
             chosen = select(objectives, self._named, self._which).selected
             self._selected |= {name for name, _ in chosen}
@@ -68,13 +77,17 @@ class Reach:
     def seen(self) -> Seen:
         """What to tell the other processes."""
         tasks = tuple((name, tuple(sorted(names))) for name, names in sorted(self._tasks.items()))
-        return Seen(tuple(sorted(self._here)), tuple(sorted(self._selected)), tasks)
+        here, last, selected = map(sorted, (self._here, self._last, self._selected))
+        return Seen(tuple(here), tuple(last), tuple(selected), tasks)
 
     def hear(self, seen: Iterable[Seen]) -> None:
         """Learn what all processes have seen, so that all do the same."""
         self._processes.clear()
-        for here, selected, tasks in seen:
-            self._processes.update(here)
+        for here, last, selected, tasks in seen:
+            self._anywhere |= set(here)
+            self.idle = self.idle or not last
+            self.late |= set(here) - set(last)
+            self._processes.update(last)
             self._selected = self._selected | set(selected)
             for name, present in tasks:
                 self._tasks[name] = self._tasks.get(name, set()) | set(present)
@@ -82,7 +95,7 @@ class Reach:
     @property
     def reached(self) -> NamedParameters:
         """The parameters that some loss reaches, on any process."""
-        anywhere = self._processes or self._here
+        anywhere = self._anywhere or self._here
         return [pair for pair in self._named if pair[0] in anywhere]
 
     @property
@@ -100,7 +113,25 @@ class Reach:
 
         Their mean over all processes is then the gradient; 0 if this process is none of them.
         """
-        return processes / self._processes[name] if name in self._here else 0.0
+        return processes / self._processes[name] if name in self._last else 0.0
+
+    def check_deliverable(self) -> None:
+        """Raise where DistributedDataParallel, told to look for unused parameters, would wait.
+
+        It looks at the last piece only, and takes no gradient of a parameter that this does not
+        reach, nor begins before the first gradient.
+
+        Raises:
+            ArgumentError: On all processes alike.
+        """
+        lost = [name for name in sorted(self.late) if not self._processes[name]]
+        if lost or self.idle:
+            what = f"none does for {lost[0]}" if lost else "one has no loss at all"
+            raise ArgumentError(
+                "With `find_unused_parameters=True`, each process must have a loss, and those of "
+                "the last micro-batch of a step must reach what those before have reached on some "
+                f"process, but {what}. Leave the option out: it is not needed here."
+            )
 
     def _is_selected(self, name: str) -> bool:
         return name in self._selected or len(self._tasks.get(name, ())) > 1

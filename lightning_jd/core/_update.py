@@ -35,6 +35,9 @@ class Update:
 
     def surrogate(self) -> Tensor:
         """A scalar, equal to the mean of the losses, whose backward pass adds the gradients."""
+        if not self.params:  # on several processes, this one may have none
+            nobody = self.value.new_zeros((), requires_grad=True)
+            return surrogate(self.value, [nobody], [torch.zeros_like(nobody)])
         return surrogate(self.value, self.params, self.gradients)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from lightning_jd.core._pool import Pool
@@ -64,6 +65,8 @@ def objectives_of(losses: Losses, rows: Rows) -> Objectives:
             ``"instances"`` row, and a matrix (b, k) is averaged over the other of the two. With
             ``"ranks"``, the scalar loss of this process is one row, and there is one per process.
 
+    On several processes, some of them may have nothing: an empty vector or matrix, or no task.
+
     Raises:
         ArgumentError: If rows are ranks and there is more than a scalar.
 
@@ -81,6 +84,20 @@ def objectives_of(losses: Losses, rows: Rows) -> Objectives:
                 f"this process has, got {what}. Return its mean or sum, or leave `rows` out."
             )
         return replace(Objectives.of(losses), kind="ranks", names=(str(Pool().rank),))
+    if Pool().size > 1 and (nothing := _nothing(losses)) is not None:
+        return nothing
     if rows is not None and isinstance(losses, Tensor) and losses.ndim == 2:
         losses = losses.mean(dim=0 if rows == "tasks" else 1)
     return Objectives.of(losses, rows)
+
+
+def _nothing(losses: Losses) -> Objectives | None:
+    """Objectives without a row, if that is what the losses are."""
+    if isinstance(losses, Tensor):
+        if losses.ndim not in (1, 2) or losses.numel():
+            return None
+        return Objectives((), "instances" if losses.ndim == 1 else "instances_tasks", losses)
+    entries = losses.values() if isinstance(losses, Mapping) else losses
+    if not isinstance(losses, Mapping | Sequence) or any(loss is not None for loss in entries):
+        return None
+    return Objectives((), "tasks", torch.zeros(0, requires_grad=True))

@@ -46,4 +46,4 @@ def loss_scale(precision: Any, device: torch.device, terms: int) -> Tensor | Non
     if scaler is None or not scaler.is_enabled():
         return None
     scale: Tensor = scaler.scale(torch.ones((), device=device))
-    return scale / terms
+    return scale / max(terms, 1)  # a process of several may have no loss

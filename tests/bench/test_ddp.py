@@ -8,6 +8,7 @@ from torch import nn
 
 from lightning_jd.bench import ddp as module
 from lightning_jd.bench._models import Work, mlp, mlp_tasks
+from lightning_jd.bench._traffic import traffic_table
 from lightning_jd.bench.ddp import Case, ddp, layers_of, measure
 from lightning_jd.core import Matrix
 from lightning_jd.errors import ArgumentError, JDError
@@ -52,3 +53,9 @@ def test_a_process_that_fails_is_told() -> None:
 def test_there_must_be_something_to_do(arguments: dict[str, int]) -> None:
     with pytest.raises(ArgumentError, match="must be at least"):
         ddp(**arguments)
+
+
+def test_the_table_in_the_docs_is_what_the_function_says() -> None:
+    page = (Path(__file__).parents[2] / "docs/distributed.md").read_text()
+    shown = page.partition("<!-- traffic -->\n")[2].partition("\n<!-- end of traffic -->")[0]
+    assert shown == traffic_table(), "print(traffic_table()) and paste it into docs/distributed.md"

@@ -285,6 +285,7 @@ def work_of_two(rank: int, folder: Path) -> None:
     check_nonfinite(rank)
     check_kinds(rank)
     check_agreement(rank)
+    check_micro_batches(rank)
 
 
 def work_of_three(rank: int, folder: Path) -> None:
@@ -374,6 +375,36 @@ def check_agreement(rank: int) -> None:
         _remembered.forget()
     assert pool.gather(value) == [(value[0], 0), (value[0], 1)]
     assert pool.gather(("another", rank)) == [("another", 0), ("another", 1)]
+
+
+def check_micro_batches(rank: int) -> None:
+    """What the last micro-batch of a process does not reach, others deliver in its place."""
+    torch.manual_seed(1)
+    model = Heads().double()
+    named = list(model.named_parameters())
+    x = torch.randn(4, 2, 6, dtype=torch.float64)  # two micro-batches of two processes
+    both = [[missing(model, x[2 * k + r], 0) for r in range(2)] for k in range(2)]
+    del both[1][1]["b"]
+    collected = Accumulation(named)
+    for losses in both:
+        collected.add(Objectives.of(losses[rank]))
+    update = collected.update(resolve("upgrad"), delivery=WHERE_REACHED)
+    means = {
+        name: torch.stack([each[name] for pair in both for each in pair if name in each]).mean()
+        for name in ("a", "b")
+    }
+    expected = resolve("upgrad")(jacobian(means, named)).split([p.numel() for _, p in named])
+    delivered = dict(zip(map(id, update.params), update.gradients, strict=True))
+    assert (id(model.b.weight) in delivered) == (rank == 0)
+    for (_, tensor), g in zip(named, expected, strict=True):
+        own = delivered.get(id(tensor), torch.zeros_like(tensor))
+        assert_close(Pool().sum(own.detach(), "test").flatten() / 2, g, rtol=1e-10, atol=1e-12)
+    del both[1][0]["b"]
+    lost = Accumulation(named)
+    for losses in both:
+        lost.add(Objectives.of(losses[rank]))
+    with pytest.raises(ArgumentError, match=r"none does for b\.bias"):
+        lost.update(resolve("upgrad"), delivery=WHERE_REACHED)
 
 
 @pytest.mark.slow
