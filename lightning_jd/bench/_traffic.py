@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from lightning_jd.bench._models import Work, mlp, mlp_tasks, resnet18
-from lightning_jd.bench.ddp import layers_of
+from lightning_jd.bench.ddp import Kind, layers_of
 from lightning_jd.core import volume
 
 PROCESSES = (2, 8, 64, 1024)
-Kind = Literal["instances", "tasks", "ranks"]
 #: Name to the kind of rows, their number on each process, and the work.
 WORK: dict[str, tuple[Kind, int, Callable[[], Work]]] = {
     "MLP 784-1024-1024-10, 32 instances each": ("instances", 32, lambda: mlp(32)),
@@ -27,7 +25,7 @@ def traffic_table() -> str:
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for name, (kind, m, build) in WORK.items():
         work = build()
-        layers = layers_of(work.model, len(work.x) if kind == "tasks" else 1)
+        layers = layers_of(work.model, work.x, kind)
         sent = {R: volume(kind, m, layers, R) for R in PROCESSES}
         plain = sent[PROCESSES[-1]]["gradient"]
         cells = [_cell(volumes) for volumes in sent.values()]

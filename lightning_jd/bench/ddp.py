@@ -141,25 +141,41 @@ def _received(results: Any) -> dict[str, Value]:
     return found
 
 
-def layers_of(model: nn.Module, positions: int = 1) -> list[int | Matrix]:
-    """The sizes of the layers of a model.
+def layers_of(model: nn.Module, x: Tensor, kind: Kind) -> list[int | Matrix]:
+    """The sizes of the layers of a model, from the shapes in a forward pass.
 
     Args:
         model: The model.
-        positions: How many vectors its linear layers see per row: one per instance, or those of the
-            whole batch per task.
+        x: The batch of one process.
+        kind: What a row is: an instance, or a task, which is about the whole batch.
 
     Example:
-        >>> layers_of(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)))
-        [Matrix(positions=1, inputs=3, outputs=2, bias=2), 2, 2]
+        >>> layers_of(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)), torch.ones(4, 3), "tasks")
+        [Matrix(positions=4, inputs=3, outputs=2, bias=2, shared=False), 2, 2]
     """
+    outputs: dict[nn.Module, Tensor] = {}
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    hooks = [
+        layer.register_forward_hook(lambda layer, _, output: outputs.update({layer: output}))
+        for layer in layers
+    ]
+    with torch.no_grad():
+        model(x)
+    for hook in hooks:
+        hook.remove()
     found: list[int | Matrix] = []
     for layer in model.modules():
+        own = [tensor.numel() for tensor in layer.parameters(recurse=False)]
         if isinstance(layer, nn.Linear):
-            bias = 0 if layer.bias is None else layer.out_features
-            found.append(Matrix(positions, layer.in_features, layer.out_features, bias))
+            positions = outputs[layer].numel() // layer.out_features
+            each = positions if kind == "tasks" else positions // len(x)
+            found.append(Matrix(each, layer.in_features, layer.out_features, sum(own[1:])))
+        elif isinstance(layer, nn.Conv2d) and layer.groups == 1 and kind == "instances":
+            pixels = outputs[layer][0, 0].numel()
+            patch = own[0] // layer.out_channels
+            found += [Matrix(pixels, patch, layer.out_channels), *own[1:]]
         else:
-            found += [tensor.numel() for tensor in layer.parameters(recurse=False)]
+            found += own
     return found
 
 
@@ -209,7 +225,7 @@ def _measure_here(case: Case, processes: int, repeats: int) -> dict[str, Value]:
     added = torch.tensor([sum(sent.get(purpose, 0) for purpose in _ADDED)])
     dist.all_reduce(added)
     m = 1 if case.kind == "ranks" else _count(work)
-    layers = layers_of(work.model, len(work.x) if case.kind == "tasks" else 1)
+    layers = layers_of(work.model, work.x, case.kind)
     computed = {R: volume(case.kind, m, layers, R) for R in (processes, *_FURTHER)}
     return {
         "m": m,

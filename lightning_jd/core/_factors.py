@@ -18,6 +18,7 @@ from lightning_jd.engines.tape import (
     cross_gramian,
     shared_cross_gramian,
 )
+from lightning_jd.engines.tape.convolution import ConvolutionWeight, patch_sizes, unfolded
 
 
 class Factored(NamedTuple):
@@ -44,6 +45,9 @@ def form_of(parts: Sequence[Contribution]) -> Form:
     if not parts:
         return None
     part = parts[0]
+    if len(parts) == 1 and isinstance(part, ConvolutionWeight):
+        sizes = patch_sizes(part)
+        return "rows" if sizes is None else Factored(Matrix(*sizes), _places(part), True)
     if len(parts) > 1 or not isinstance(part, _FACTORED) or part.placements[0].where is not None:
         return "rows"
     positions, inputs = part.A.shape[-2:]
@@ -52,9 +56,13 @@ def form_of(parts: Sequence[Contribution]) -> Form:
     outputs_first = isinstance(part, OuterProduct) and part.cotangents_first
     return Factored(
         Matrix(positions, inputs, part.D.shape[-1], bias, shared),
-        tuple(placement.parameter for placement in part.placements),
+        _places(part),
         outputs_first != part.placements[0].transposed,
     )
+
+
+def _places(part: Contribution) -> tuple[int, ...]:
+    return tuple(placement.parameter for placement in part.placements)
 
 
 class Travelling(NamedTuple):
@@ -168,6 +176,8 @@ def _numbers(bucket: Sequence[Travelling], rank: int, counts: Sequence[int]) -> 
 
 def _factored(parts: Sequence[Contribution]) -> OuterProduct | SharedActivations | None:
     part = next(iter(parts), None)
+    if isinstance(part, ConvolutionWeight):
+        return unfolded(part)
     return part if isinstance(part, _FACTORED) else None
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from lightning_jd.bench import ddp as module
@@ -27,8 +28,10 @@ def broken() -> Work:
 
 
 def test_layers_are_sizes() -> None:
-    layers = layers_of(nn.Sequential(nn.Linear(3, 2, bias=False), nn.Conv2d(1, 2, 3)), positions=4)
-    assert layers == [Matrix(4, 3, 2, 0), 18, 2]
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 5, bias=False))
+    x = torch.zeros(6, 1, 4, 4)
+    assert layers_of(model, x, "instances") == [Matrix(4, 9, 2), 2, Matrix(1, 8, 5)]
+    assert layers_of(model, x, "tasks") == [18, 2, Matrix(6, 8, 5)]
 
 
 @pytest.mark.slow

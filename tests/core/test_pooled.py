@@ -38,6 +38,12 @@ def convolutional() -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (1, 2, 3)), *layers)
 
 
+def wide_convolutional() -> nn.Module:
+    """More channels than pixels: patches are smaller than gradients."""
+    layers = [nn.Conv2d(1, 6, 1), nn.Tanh(), nn.Conv2d(6, 9, 2, stride=2, padding=1), nn.Flatten()]
+    return nn.Sequential(nn.Unflatten(1, (1, 2, 3)), *layers, nn.Linear(36, 3))
+
+
 class Attention(nn.Module):
     """A table, packed projections (slices of one parameter) and a weight that is used twice."""
 
@@ -125,6 +131,8 @@ CASES = {
     "instances, pcgrad": Case(mlp, instances, aggregator="pcgrad"),
     "convolutions": Case(convolutional, instances),
     "convolutions, small buckets": Case(convolutional, instances, bucket=100, delivery=AVERAGED),
+    "wide convolutions": Case(wide_convolutional, instances),
+    "wide convolutions, matrix": Case(wide_convolutional, matrix, delivery=AVERAGED),
     "attention": Case(Attention, instances),
     "attention, low memory": Case(Attention, instances, memory="low"),
     "matrix": Case(mlp, matrix),
@@ -296,13 +304,13 @@ def work_of_three(rank: int, folder: Path) -> None:
 def check_volume(rank: int) -> None:
     """What was sent is what the function of the sizes says."""
     for kind, losses, m in (("instances", instances, 4), ("tasks", tasks, 3), ("ranks", ranks, 1)):
-        for make in (mlp, convolutional):
+        for make in (mlp, convolutional, wide_convolutional):
             case = Case(make, losses, counts=(4, 4), keeps=kind == "ranks", delivery=AVERAGED)
             run(case, rank)
             sent = run(case, rank)[0].report.bytes_sent  # the second step: all is agreed on
-            expected = volume(
-                kind, m, layers_of(make(), 4 if kind == "tasks" else 1), 2, itemsize=8
-            )
+            layers = layers_of(make(), torch.zeros(4, 6), kind)
+            expected = volume(kind, m, layers, 2, itemsize=8)
+            assert expected["factors"] > 0 or kind == "ranks"
             for purpose in ("rows", "factors", "gramian", "weights"):
                 total = int(Pool().sum(torch.tensor(sent.get(purpose, 0)), "test"))
                 assert total == 2 * expected[purpose], (kind, make, purpose, total, expected)

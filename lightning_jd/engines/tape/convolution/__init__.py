@@ -2,5 +2,6 @@
 
 from lightning_jd.engines.tape.convolution._contribution import ConvolutionWeight
 from lightning_jd.engines.tape.convolution._geometry import Geometry
+from lightning_jd.engines.tape.convolution._unfold import patch_sizes, unfolded
 
-__all__ = ["ConvolutionWeight", "Geometry"]
+__all__ = ["ConvolutionWeight", "Geometry", "patch_sizes", "unfolded"]
