@@ -1,7 +1,7 @@
 """The other processes of a distributed run, as far as a step needs them.
 
-The only module that knows :mod:`torch.distributed`. Every method must be called by all processes
-in the same order.
+Only this module and :mod:`._roll_call` know :mod:`torch.distributed`. Every method must be called
+by all processes in the same order.
 """
 
 from __future__ import annotations
