@@ -157,7 +157,9 @@ def fabric_runs() -> dict[str, Run]:
     }
 
 
-def train_with_fabric(option: dict[str, bool], form: Any) -> dict[str, Tensor]:
+def train_with_fabric(
+    option: dict[str, bool], form: Any, accumulate: bool = False
+) -> dict[str, Tensor]:
     two = dist.is_initialized()
     fabric = Fabric(
         accelerator="cpu",
@@ -173,7 +175,8 @@ def train_with_fabric(option: dict[str, bool], form: Any) -> dict[str, Tensor]:
         output = recipe.in_form((model(x) - y).square())
         optimizer.zero_grad()
         losses = output["loss"] if isinstance(output, dict) else output
-        jd.backward(fabric, losses, model, "upgrad")
+        with fabric.no_backward_sync(model, enabled=accumulate):
+            jd.backward(fabric, losses, model, "upgrad")
         optimizer.step()
     return weights(net)
 
@@ -253,6 +256,8 @@ def work(rank: int, folder: Path) -> None:
     hiding = {"strategy": DDPStrategy(find_unused_parameters=True), "devices": 2}
     with pytest.raises(SetupError, match="find_unused_parameters=True"):
         fit(Regression(), callbacks=[JacobianDescent(params="shared")], **hiding)
+    with pytest.raises(SetupError, match="accumulated over several batches"):
+        train_with_fabric({"static_graph": True}, "tasks", accumulate=True)
     static = {"strategy": DDPStrategy(static_graph=True), "devices": 2}
     with pytest.raises(SetupError, match=r"static_graph=True.* set accumulation='step'"):
         fit(Regression(), callbacks=[JacobianDescent()], accumulate_grad_batches=2, **static)
