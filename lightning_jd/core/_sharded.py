@@ -163,12 +163,12 @@ class ShardedAccumulation:
         if bad := [*dict.fromkeys(name for names, _ in told for name in names)]:
             raise nonfinite_error("Losses", bad)
         layout = Layout.of([each for _, each in told])
-        if layout.kind == "tasks" and any(len(each.tasks) < layout.m for _, each in told):
+        if 0 in layout.counts or (layout.kind == "tasks" and min(layout.counts) < layout.m):
             raise ArgumentError(
-                "With parameters in pieces, all processes must have the same tasks, got "
-                f"{[[name for name, _ in each.tasks] for _, each in told]}. A process that skips a "
-                "part of the model leaves the others waiting: return zero times the outputs "
-                "instead, or use strategy='ddp'."
+                "With parameters in pieces, all processes must have losses, and of the same tasks, "
+                f"got {[[name for name, _ in each.tasks] or each.listed for _, each in told]}. A "
+                "process that skips a part of the model leaves the others waiting: return zero "
+                "times the outputs instead, or use strategy='ddp'."
             )
         self._kinds.add((layout.kind, layout.columns))
         return layout

@@ -206,6 +206,13 @@ class OnOneProcess(Sharded):
         return {"loss": losses}
 
 
+class Nothing(Sharded):
+    """The second process has no instance, and no graph that goes through the model."""
+
+    def in_form(self, errors: Tensor) -> Any:
+        return torch.zeros(0, requires_grad=True) if dist.get_rank() else errors.mean(dim=1)
+
+
 class Spoiled(Sharded):
     def in_form(self, errors: Tensor) -> Any:
         losses = super().in_form(errors)["loss"]
@@ -227,6 +234,7 @@ def refuse(rank: int, folder: Path) -> None:
     warnings.simplefilter("ignore")
     for cls, error, message in (
         (PartlyWhole, SetupError, r"cut into one piece .* got 'net\.2\.weight', which is not in"),
+        (Nothing, ArgumentError, r"must have losses, .* got \[2, 0\]"),
         (OnOneProcess, ArgumentError, r"same tasks, got \[\['a', 'b', 'c'\], \['a', 'c'\]\]"),
         (Spoiled, NonFiniteError, "'b'"),
         (Failing, KeyError if rank else PeerError, "a label that nobody has seen before"),
