@@ -1,7 +1,7 @@
 """The other processes of a distributed run, as far as a step needs them.
 
-The only module that knows :mod:`torch.distributed`. Every method must be called by all processes
-in the same order.
+Only this module and :mod:`._roll_call` know :mod:`torch.distributed`. Every method must be called
+by all processes in the same order.
 """
 
 from __future__ import annotations
@@ -150,18 +150,19 @@ class Pool:
         """
         if self.size == 1:
             return compute()
-        error: list[Exception | None] = [None]
+        failure: Exception | None = None
         result = torch.full_like(like, torch.nan)
         if self.rank == 0:
             try:
                 result = compute()
-            except Exception as caught:
-                error = [_sendable(caught)]
+            except Exception as error:
+                failure = error
         result = self.from_first(result, purpose)
         if len(result) and bool(result.isnan().all()):  # which is no result, unless it is one
-            dist.broadcast_object_list(error, 0)
-            if error[0] is not None:
-                raise error[0]
+            told = [failure and _sendable(failure)]
+            dist.broadcast_object_list(told, 0)
+            if (error_of_first := failure or told[0]) is not None:
+                raise error_of_first
         return result
 
     def _count(self, purpose: str, amount: int) -> None:

@@ -42,7 +42,8 @@ def check_replicas(named: NamedParameters) -> None:
         f"All processes must hold the same parameters, got {len(differ)} of {len(named)} that "
         f"differ. The first is {named[differ[0]][0]!r}, which process {ranks[0]} has with other "
         "values than process 0. Look for code that changes parameters or gradients outside of the "
-        "optimizer and differently on each process (hooks, clipping by hand, random numbers)."
+        "optimizer and differently on each process (hooks, clipping by hand, random numbers). If "
+        "they are meant to differ, set check_replicas=0."
     )
 
 

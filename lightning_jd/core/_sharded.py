@@ -20,6 +20,7 @@ from lightning_jd.core._local_rows import per_parameter
 from lightning_jd.core._nonfinite import nonfinite_error
 from lightning_jd.core._pool import Pool
 from lightning_jd.core._report import GroupReport, Report
+from lightning_jd.core._roll_call import answer
 from lightning_jd.core._routes import Progress
 from lightning_jd.core._update import Update
 from lightning_jd.engines import NamedParameters, Objectives, Select, select
@@ -78,9 +79,11 @@ class ShardedAccumulation:
             scale: See :func:`lightning_jd.core.compute_update`.
 
         Raises:
+            PeerError: If another process has failed.
             NonFiniteError: If a loss of any process is NaN or infinite.
             ArgumentError: If the processes have different tasks.
         """
+        answer(self._pieces[0][1].device)  # from here on, no process can do without the others
         layout = self._agree(objectives)
         self._chosen = {name for name, _ in select(objectives, self._named, self._which).selected}
         self._losses.append(objectives.values())
@@ -160,12 +163,12 @@ class ShardedAccumulation:
         if bad := [*dict.fromkeys(name for names, _ in told for name in names)]:
             raise nonfinite_error("Losses", bad)
         layout = Layout.of([each for _, each in told])
-        if layout.kind == "tasks" and any(len(each.tasks) < layout.m for _, each in told):
+        if 0 in layout.counts or (layout.kind == "tasks" and min(layout.counts) < layout.m):
             raise ArgumentError(
-                "With parameters in pieces, all processes must have the same tasks, got "
-                f"{[[name for name, _ in each.tasks] for _, each in told]}. A process that skips a "
-                "part of the model leaves the others waiting: return zero times the outputs "
-                "instead, or use strategy='ddp'."
+                "With parameters in pieces, all processes must have losses, and of the same tasks, "
+                f"got {[[name for name, _ in each.tasks] or each.listed for _, each in told]}. A "
+                "process that skips a part of the model leaves the others waiting: return zero "
+                "times the outputs instead, or use strategy='ddp'."
             )
         self._kinds.add((layout.kind, layout.columns))
         return layout

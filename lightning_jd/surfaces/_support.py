@@ -25,6 +25,10 @@ SHARED_IS_HIDDEN = (
     "Leave it out (a parameter that the losses of one process do not reach gets its gradient from "
     "the others), or give a name pattern as `params`."
 )
+STATIC_ACCUMULATES = (
+    "`static_graph=True` cannot work with gradients that are accumulated over several batches: it "
+    "takes every backward pass for one that reduces gradients. Leave it out"
+)
 
 
 def check_supported(trainer: Any, module: Any, settings: Settings) -> None:
@@ -53,11 +57,7 @@ def check_supported(trainer: Any, module: Any, settings: Settings) -> None:
         raise SetupError(SHARED_IS_HIDDEN.format("find_unused_parameters"))
     accumulates = trainer.accumulate_grad_batches > 1 and settings.accumulation == "batch"
     if options.get("static_graph") and accumulates:
-        raise SetupError(
-            "`static_graph=True` cannot work with `accumulate_grad_batches` > 1: it takes every "
-            "backward pass for one that reduces gradients. Leave it out, or set "
-            "accumulation='step'."
-        )
+        raise SetupError(f"{STATIC_ACCUMULATES}, or set accumulation='step'.")
     if settings.accumulation == "step" and not module.automatic_optimization:
         raise SetupError(
             "accumulation='step' must know which batches belong to one step, and in manual "

@@ -19,7 +19,7 @@ from lightning_jd.surfaces._precision import full_precision, loss_scale
 from lightning_jd.surfaces._settings import Memory, Nonfinite, RowsOption, Settings
 from lightning_jd.surfaces._static_graph import first_reduction_held, start_first_reduction
 from lightning_jd.surfaces._step import compute_step, delivery_to
-from lightning_jd.surfaces._support import SHARED_IS_HIDDEN, check_sharded
+from lightning_jd.surfaces._support import SHARED_IS_HIDDEN, STATIC_ACCUMULATES, check_sharded
 
 __all__ = ["backward"]
 
@@ -74,7 +74,9 @@ def backward(
     named = named_parameters_of(model)
     objectives = objectives_of(losses, rows)
     scale = loss_scale(fabric.strategy.precision, fabric.device, objectives.m)
-    wrapped = getattr(params, "_forward_module", None)
+    wrapped: Any = getattr(params, "_forward_module", None)
+    if getattr(wrapped, "static_graph", False) and not wrapped.require_backward_grad_sync:
+        raise SetupError(f"{STATIC_ACCUMULATES}.")
     with _inside_backward(fabric), full_precision(fabric.device), first_reduction_held(wrapped):
         update = compute_step(objectives, named, settings, scale, delivery_to(wrapped)).update
     scalar = update.surrogate()

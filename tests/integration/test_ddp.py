@@ -24,19 +24,15 @@ from tests.integration.matrix import MODULES, PRECISIONS, STRATEGIES
 TWO_PROCESSES = [name for name in STRATEGIES if "ddp" in name]
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 EXACT = {"rtol": 0.0, "atol": 1e-10}  # in float64
-#: Forms of losses, aggregators and accumulation. Instances come in another order on two processes,
-#: which random weights (rgw) would notice.
-METHODS = [
-    ("instances", "upgrad", "batch"),
-    ("instances", "upgrad", "step"),
-    ("instances", "graddrop", "step"),
+#: Forms of losses, aggregators and accumulation, besides those of `test_ddp_matrix.py`. Instances
+#: come in another order on two processes, which random weights (rgw) would notice.
+METHODS: list[tuple[str, Any, str]] = [
     ("matrix", "upgrad", "batch"),
     ("matrix", "mgda", "step"),
-    ("tasks", "upgrad", "batch"),
-    ("tasks", "upgrad", "step"),
-    ("tasks", "graddrop", "batch"),
     ("tasks", "rgw", "batch"),
     ("tasks", "rgw", "step"),
+    ("instances", {"name": "krum", "n_byzantine": 2, "n_selected": 3}, "step"),
+    ("instances", {"name": "trimmedmean", "trim": 1}, "batch"),
 ]
 
 
@@ -112,6 +108,7 @@ def option_runs() -> dict[str, Run]:
         "a micro-batch at a time": (Regression, "tasks", {}, 2),
         "a step at a time": (Regression, "tasks", {"accumulation": "step"}, 2),
         "manually": (ManualRegression, "tasks", {}, 1),
+        "as jd_ddp": (Regression, "list", {}, 1),
         "shared": (Regression, "tasks", {"params": "shared"}, 1),
     }
     return {
@@ -133,14 +130,17 @@ def train_with(
     accumulate: int,
 ) -> dict[str, Tensor]:
     module = cls(form)
-    on_two = {"strategy": DDPStrategy(**option), "devices": 2} if dist.is_initialized() else {}
+    arguments: dict[str, Any] = {"callbacks": [JacobianDescent("upgrad", **settings)]}
+    if dist.is_initialized() and form == "list":  # the other spelling
+        arguments = {"strategy": JDDDPStrategy("upgrad", **settings, **option), "devices": 2}
+    elif dist.is_initialized():
+        arguments |= {"strategy": DDPStrategy(**option), "devices": 2}
     fit(
         module,
         shared_batches(),
-        callbacks=[JacobianDescent("upgrad", **settings)],
         precision="64-true",
         accumulate_grad_batches=accumulate,
-        **on_two,
+        **arguments,
     )
     return weights(module)
 
@@ -157,7 +157,9 @@ def fabric_runs() -> dict[str, Run]:
     }
 
 
-def train_with_fabric(option: dict[str, bool], form: Any) -> dict[str, Tensor]:
+def train_with_fabric(
+    option: dict[str, bool], form: Any, accumulate: bool = False
+) -> dict[str, Tensor]:
     two = dist.is_initialized()
     fabric = Fabric(
         accelerator="cpu",
@@ -173,7 +175,8 @@ def train_with_fabric(option: dict[str, bool], form: Any) -> dict[str, Tensor]:
         output = recipe.in_form((model(x) - y).square())
         optimizer.zero_grad()
         losses = output["loss"] if isinstance(output, dict) else output
-        jd.backward(fabric, losses, model, "upgrad")
+        with fabric.no_backward_sync(model, enabled=accumulate):
+            jd.backward(fabric, losses, model, "upgrad")
         optimizer.step()
     return weights(net)
 
@@ -253,6 +256,8 @@ def work(rank: int, folder: Path) -> None:
     hiding = {"strategy": DDPStrategy(find_unused_parameters=True), "devices": 2}
     with pytest.raises(SetupError, match="find_unused_parameters=True"):
         fit(Regression(), callbacks=[JacobianDescent(params="shared")], **hiding)
+    with pytest.raises(SetupError, match="accumulated over several batches"):
+        train_with_fabric({"static_graph": True}, "tasks", accumulate=True)
     static = {"strategy": DDPStrategy(static_graph=True), "devices": 2}
     with pytest.raises(SetupError, match=r"static_graph=True.* set accumulation='step'"):
         fit(Regression(), callbacks=[JacobianDescent()], accumulate_grad_batches=2, **static)

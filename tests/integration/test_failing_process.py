@@ -66,6 +66,13 @@ class FailingLosses(Regression):
         return errors.mean(dim=1) if dist.get_rank() == 1 else super().in_form(errors)
 
 
+def failing_weights(gramian: Tensor) -> Tensor:
+    class LocalError(Exception):
+        pass
+
+    raise LocalError("an error that cannot be sent, because nobody else has its class")
+
+
 def failing_runs() -> Iterator[tuple[type[Exception], str, Any]]:
     """What the second process raises, how the first quotes it, and the run."""
 
@@ -101,6 +108,9 @@ def fail_and_tell(rank: int, folder: Path) -> None:
     two_tasks = {"aggregator": {"name": "krum", "n_byzantine": 1}}
     with pytest.raises(ShapeError, match="must have at least 2"):
         fit(Regression("tasks"), batches(16, 2), callbacks=[JacobianDescent(**two_tasks)], **DDP)
+    failing = {"callbacks": [JacobianDescent(failing_weights)], **DDP}
+    with pytest.raises(Exception, match="cannot be sent"):  # only the first process asks it
+        fit(Regression("tasks"), batches(16, 2), **failing)
     with pytest.raises(ArgumentError, match="must be of one kind"):
         fit(FailingLosses("tasks"), batches(16, 2), callbacks=[JacobianDescent()], **DDP)
     # And the processes are still in step.

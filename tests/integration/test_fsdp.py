@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close
 
 from lightning_jd import fabric as jd
-from lightning_jd.errors import ArgumentError, NonFiniteError, SetupError
+from lightning_jd.errors import ArgumentError, NonFiniteError, PeerError, SetupError
 from lightning_jd.surfaces import JacobianDescent
 from tests.helpers.halves import shared_batches
 from tests.helpers.lightning import ManualRegression, Regression, fit, moved, network, weights
@@ -34,6 +34,13 @@ class Sharded(Regression):
     def configure_model(self) -> None:
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
             shard(self, self.device_mesh["data_parallel"])
+
+
+class Uneven(Sharded):
+    """The second process has one instance less."""
+
+    def in_form(self, errors: Tensor) -> Any:
+        return super().in_form(errors[: len(errors) - dist.get_rank()])
 
 
 class ShardedManually(Sharded, ManualRegression):
@@ -91,6 +98,7 @@ def train(strategy: dict[str, Any], make: Callable[[], Regression], **arguments:
 #: Name to the arguments of a run, and how close its weights are to those of DDP.
 RUNS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     "instances": ({"make": lambda: Sharded("instances")}, EXACT),
+    "uneven": ({"make": lambda: Uneven("instances")}, EXACT),
     "matrix": ({"make": lambda: Sharded("matrix")}, EXACT),
     "tasks": ({"make": lambda: Sharded("tasks")}, EXACT),
     "ranks": (
@@ -198,6 +206,13 @@ class OnOneProcess(Sharded):
         return {"loss": losses}
 
 
+class Nothing(Sharded):
+    """The second process has no instance, and no graph that goes through the model."""
+
+    def in_form(self, errors: Tensor) -> Any:
+        return torch.zeros(0, requires_grad=True) if dist.get_rank() else errors.mean(dim=1)
+
+
 class Spoiled(Sharded):
     def in_form(self, errors: Tensor) -> Any:
         losses = super().in_form(errors)["loss"]
@@ -206,12 +221,23 @@ class Spoiled(Sharded):
         return {"loss": losses}
 
 
+class Failing(Sharded):
+    """The second process fails after the forward pass, in which the first needs it."""
+
+    def in_form(self, errors: Tensor) -> Any:
+        if dist.get_rank() == 1:
+            raise KeyError("a label that nobody has seen before")
+        return super().in_form(errors)
+
+
 def refuse(rank: int, folder: Path) -> None:
     warnings.simplefilter("ignore")
     for cls, error, message in (
         (PartlyWhole, SetupError, r"cut into one piece .* got 'net\.2\.weight', which is not in"),
+        (Nothing, ArgumentError, r"must have losses, .* got \[2, 0\]"),
         (OnOneProcess, ArgumentError, r"same tasks, got \[\['a', 'b', 'c'\], \['a', 'c'\]\]"),
         (Spoiled, NonFiniteError, "'b'"),
+        (Failing, KeyError if rank else PeerError, "a label that nobody has seen before"),
     ):
         with pytest.raises(error, match=message):
             train(in_pieces(), lambda cls=cls: cls("tasks"))
