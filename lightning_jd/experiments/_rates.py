@@ -30,7 +30,7 @@ def best_runs(
 
     The paper's budget sweeps 72 rates for every seed. The small one walks over the coarse grid
     with the first seed, tries half a step to both sides of the best, and keeps the rate for the
-    other seeds, unless they diverge with it.
+    other seeds; one that diverges with it takes the next smaller one.
 
     Args:
         first: The setting; learning rate and seed are replaced.
@@ -47,9 +47,10 @@ def best_runs(
         else:
             if seed == 1:
                 exponent = best_exponent(rates.at_exponent, start=exponent, halvings=1)
-            while rates.at_exponent(exponent) == float("inf") and exponent > GRID[0]:
-                exponent -= COARSE
-            lr = learning_rate(exponent)
+            k = exponent
+            while rates.at_exponent(k) == float("inf") and k > GRID[0]:
+                k -= COARSE // 2
+            lr = learning_rate(k)
         found.append((replace(first, seed=seed, lr=lr), rates.tried[lr]))
     return found
 

@@ -148,9 +148,9 @@ def test_the_small_budget_walks_once_and_keeps_the_rate() -> None:
 
 
 def test_a_seed_that_diverges_takes_a_smaller_rate() -> None:
-    landscape = Landscape({1: -12, 2: -12}, diverges_above={2: -21})
-    best = best_runs(FIRST, 2, "small", landscape)
-    assert [run.lr for run, _ in best] == [learning_rate(-12), learning_rate(-24)]
+    landscape = Landscape({1: -12, 2: -12, 3: -12}, diverges_above={2: -17})
+    best = best_runs(FIRST, 3, "small", landscape)
+    assert [run.lr for run, _ in best] == [learning_rate(k) for k in (-12, -18, -12)]
 
 
 def test_the_budget_of_the_paper_is_72_rates_for_every_seed() -> None:
