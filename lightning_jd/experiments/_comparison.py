@@ -27,6 +27,7 @@ _COLUMNS = {
     "similarity": "similarity to SGD",
     "lr": "learning rates",
     "not_finished": "seeds that diverged",
+    "steps": "steps",
 }
 _BUDGETS = {
     "small": "of a walk by factors of 10^(1/3), then 10^(1/6), with seed 1, kept for other seeds",
@@ -53,11 +54,14 @@ def publish(best: Best, crew: Crew, budget: Budget, folder: Path) -> None:
         f"Means over {seeds} seed(s) of {run.size} images, {run.epochs} epochs. Area: under the "
         "curve of the training loss, per step. Final loss: of the last epoch. Similarity to SGD: "
         "cosine between the update and the mean of the gradients, over the whole run. Learning "
-        f"rates: the best {_BUDGETS[budget]}. In the folder: {len(crew.store)} runs with "
-        f"{crew.store.steps:,} steps altogether.",
+        f"rates: the best {_BUDGETS[budget]}. Steps: of all runs of the method, also at other "
+        "rates.",
         *_told(crew.failures),
     ]
     rows = compared(best)
+    steps = {s.label: crew.store.steps(s.aggregator, s.reg) for s in best}
+    for row in rows:
+        row["steps"] = steps[str(row["method"])]
     report = Report("iwrm", title, _COLUMNS, rows, notes)
     report.print()
     data, page = report.write(folder)

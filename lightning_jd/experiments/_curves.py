@@ -12,6 +12,10 @@ from lightning_jd.experiments._statistics import standard_error
 _POINTS_PER_EPOCH = 4
 _PANELS = 3
 _SHOWN_EVERYWHERE = ("Mean", "UPGrad")  # as in the paper, for reference
+_COLOURS = (
+    *("tab:blue", "tab:green", "tab:purple", "tab:brown", "tab:pink"),
+    *("tab:olive", "tab:cyan", "navy", "tab:gray"),
+)
 _REFERENCE_COLOURS = ("black", "red", "darkorange", "gold", "tan")
 
 
@@ -60,13 +64,12 @@ def draw_comparison(curves: Mapping[str, Sequence[Curve]], title: str, path: Pat
         title: Above the panels.
         path: The PNG file to write.
     """
-    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     reference = [label for label in curves if label.startswith(_SHOWN_EVERYWHERE)]
     others = [label for label in curves if label not in reference]
     colours: dict[str, Any] = dict(zip(reference, _REFERENCE_COLOURS, strict=False))
-    colours |= {label: colormaps["tab10"](i % 10) for i, label in enumerate(others)}
+    colours |= {label: _COLOURS[i % len(_COLOURS)] for i, label in enumerate(others)}
     each = max(1, -(-len(others) // _PANELS))
     rest = iter(others)
     groups = [[*reference, *group] for group in iter(lambda: list(islice(rest, each)), [])] or [

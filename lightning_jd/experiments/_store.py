@@ -32,10 +32,13 @@ class Store:
     def __len__(self) -> int:
         return len(self._finished)
 
-    @property
-    def steps(self) -> int:
-        """How many training steps all runs have taken together."""
-        return sum(len(outcome.losses) for outcome in self._finished.values())
+    def steps(self, aggregator: str, reg: float | None) -> int:
+        """How many training steps all runs with an aggregator have taken together."""
+        return sum(
+            len(outcome.losses)
+            for run, outcome in self._finished.items()
+            if (run.aggregator, run.reg) == (aggregator, reg)
+        )
 
     def add(self, run: Run, outcome: Outcome) -> None:
         """Keep a finished run, in memory and on disk."""

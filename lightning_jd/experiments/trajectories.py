@@ -4,6 +4,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from lightning_jd.bench._console import console, progress_bar
 from lightning_jd.bench._report import Report, Value
 from lightning_jd.errors import ArgumentError
 from lightning_jd.experiments._figure import check_matplotlib
+from lightning_jd.experiments._lines import Lines
 from lightning_jd.experiments._paths_figure import draw_paths
 from lightning_jd.experiments._quadratics import (
     CONVEX_FORM,
@@ -69,9 +71,10 @@ def trajectories(
     On the element-wise quadratic (x1^2, x2^2) gradients never conflict and only the origin is
     optimal, but every point of an axis is weakly stationary: some methods stop there. On the convex
     quadratic form gradients conflict and have different lengths: some methods let a value rise.
-    Takes about a minute. Writes a table (trajectories.json, trajectories.md), all points
-    (trajectories.csv), and for each function a figure of parameters and of values, with the Pareto
-    set, the Pareto front and the distance to it.
+    Takes about a minute; what is finished is kept in paths.jsonl and not repeated. Writes a table
+    (trajectories.json, trajectories.md), the points (trajectories.csv), and for each function a
+    figure of parameters and of values, with the Pareto set, the Pareto front and the distance to
+    it.
 
     Args:
         aggregators: Which to follow, e.g. --aggregators '[mean, upgrad]'; by default all eleven.
@@ -83,6 +86,7 @@ def trajectories(
     check_matplotlib()
     settings = settings_of(aggregators, (0.0,))  # the definition: nothing is regularised
     folder = Path(output)
+    kept = _Kept(folder / "paths.jsonl")
     rows: list[dict[str, Value]] = []
     paths: dict[str, dict[str, Tensor]] = {}
     with progress_bar(total=len(SCENES) * len(settings)) as start:
@@ -91,7 +95,7 @@ def trajectories(
             for setting in settings:
                 name = _label(setting)
                 start(f"{scene.name} {name}")
-                found = follow(scene, setting, seed)
+                found = kept(scene, setting, seed)
                 paths[scene.name][name] = found.points
                 rows.append(_row(scene, name, found))
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +111,7 @@ def trajectories(
     report.print()
     written = [
         *report.write(folder),
-        _write_points(paths, folder / "trajectories.csv"),
+        _write_points(SCENES, paths, folder / "trajectories.csv"),
         *(draw_paths(s.function, paths[s.name], folder / f"{s.name}.png") for s in SCENES),
     ]
     console().print(f"Wrote {', '.join(map(str, written))}.")
@@ -141,6 +145,30 @@ def follow(scene: Scene, setting: Setting, seed: int = 0) -> Followed:
             points.append(x)
         paths.append(torch.stack(points))
     return Followed(torch.stack(paths), worst)
+
+
+class _Kept:
+    """Follows a setting, unless an earlier start of the command has done so."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = Lines(path)
+        entries = enumerate(self._lines.read(), start=1)
+        self._known = dict(self._parsed(entry, number) for number, entry in entries)
+
+    def __call__(self, scene: Scene, setting: Setting, seed: int) -> Followed:
+        what = f"{scene.name} {setting} from {scene.starts}, {scene.steps} x {scene.lr}, {seed}"
+        if what not in self._known:
+            found = self._known[what] = follow(scene, setting, seed)
+            entry = {"what": what, "worst_cosine": found.worst_cosine}
+            self._lines.append(entry | {"points": found.points.tolist()})
+        return self._known[what]
+
+    def _parsed(self, entry: Any, number: int) -> tuple[str, Followed]:
+        try:
+            points = torch.tensor(entry["points"], dtype=torch.float64)
+            return entry["what"], Followed(points, entry["worst_cosine"])
+        except (KeyError, TypeError) as error:
+            raise self._lines.foreign(number, error) from error
 
 
 def _worst_cosine(J: Tensor, d: Tensor) -> float:
@@ -181,14 +209,23 @@ def _is_weakly_stationary(J: Tensor) -> bool:
     return bool((t * first + (1 - t) * second).norm() < 1e-2)
 
 
-def _write_points(paths: Mapping[str, Mapping[str, Tensor]], path: Path, every: int = 10) -> Path:
+def _write_points(
+    scenes: Sequence[Scene], paths: Mapping[str, Mapping[str, Tensor]], path: Path, every: int = 10
+) -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["function", "method", "start", "step", "x1", "x2"])
-        for scene, methods in paths.items():
-            for method, points in methods.items():
-                for start, line in enumerate(points):
-                    for step in range(0, len(line), every):
-                        x1, x2 = line[step].tolist()
-                        writer.writerow([scene, method, start, step, f"{x1:.6g}", f"{x2:.6g}"])
+        writer.writerow(["function", "method", "start", "step", "x1", "x2", "f1", "f2", "distance"])
+        for scene in scenes:
+            curve = scene.function.pareto_set()
+            for method, points in paths[scene.name].items():
+                few = points[:, ::every]
+                numbers = [
+                    few,
+                    scene.function.values(few),
+                    distance_to_curve(few, curve)[..., None],
+                ]
+                for start, line in enumerate(torch.cat(numbers, dim=-1).tolist()):
+                    for step, entries in enumerate(line):
+                        shown = [f"{entry:.6g}" for entry in entries]
+                        writer.writerow([scene.name, method, start, step * every, *shown])
     return path

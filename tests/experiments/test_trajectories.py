@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_jd.aggregators import CAGrad
 from lightning_jd.errors import ArgumentError
+from lightning_jd.experiments import trajectories as module
 from lightning_jd.experiments._quadratics import (
     CONVEX_FORM,
     ELEMENT_WISE,
@@ -102,7 +103,9 @@ def test_pcgrad_is_twice_upgrad_for_two_objectives() -> None:
     torch.testing.assert_close(follow(scene, SETTINGS["pcgrad"]).points, expected)
 
 
-def test_the_command_writes_tables_points_and_figures(tmp_path: Path) -> None:
+def test_the_command_writes_tables_points_and_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trajectories(["mean", "upgrad"], output=str(tmp_path))
     rows = json.loads((tmp_path / "trajectories.json").read_text())["rows"]
     assert [(row["function"], row["method"]) for row in rows] == [
@@ -115,7 +118,21 @@ def test_the_command_writes_tables_points_and_figures(tmp_path: Path) -> None:
     assert rows[2]["worst_cosine"] < 0 == rows[3]["worst_cosine"]
     for name in ("ewq.png", "cqf.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "trajectories.csv").read_text().startswith("function,method,start,step,x1")
+    lines = (tmp_path / "trajectories.csv").read_text().splitlines()
+    assert lines[:2] == [
+        "function,method,start,step,x1,x2,f1,f2,distance",
+        "ewq,Mean,0,0,3,-2,9,4,3.60555",
+    ]
+
+    def must_not_follow(*_: object) -> None:
+        raise AssertionError("a finished path was followed again")
+
+    monkeypatch.setattr(module, "follow", must_not_follow)
+    trajectories(["mean", "upgrad"], output=str(tmp_path))
+    assert json.loads((tmp_path / "trajectories.json").read_text())["rows"] == rows
+    (tmp_path / "paths.jsonl").write_text("{}\n")
+    with pytest.raises(ArgumentError, match=r"line 1 of .*paths.jsonl is not one"):
+        trajectories(["mean"], output=str(tmp_path))
 
 
 def test_nothing_to_follow_is_refused() -> None:
