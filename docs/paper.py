@@ -56,10 +56,10 @@ DIFFERENCES = """## What differs from the paper
   its five training batches (10,000 images).
 - **Trajectories.** The paper finds that CAGrad also stops on the axes of the element-wise
   quadratic. By its definition with c < 1 it cannot: an update d in the ball of radius c |g|
-  around the mean g has ⟨d, g⟩ ≥ (1 - c) |g|², so it moves wherever the mean moves; code that
-  returns zero below an absolute threshold stops. IMTL-G, which the paper does not name there,
-  does stop by its definition: it moves both coordinates by the same amount, so that one arrives
-  first; a pseudo-inverse in single precision drops the smaller gradient and then goes on.
+  around the mean g has ⟨d, g⟩ ≥ (1 - c) |g|², so it moves wherever the mean moves. (A threshold
+  below which an implementation returns zero would explain it; that is a guess.) IMTL-G, which
+  the paper does not name there, does stop by its definition: it moves both coordinates by the
+  same amount, so that one arrives first. TorchJD's, in single precision, went on.
 - **Speed** was measured on a CPU, the paper's on a GPU: only the ratios to SGD can be compared.
 - **SVHN, EuroSAT and Kuzushiji-MNIST** have loaders, tested on small files of their official
   formats, but were not available for this page.
