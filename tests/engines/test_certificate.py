@@ -103,6 +103,16 @@ def test_without_a_rule_the_operation_is_differentiated_alone() -> None:
     assert tape.paths["divisor"] != "rows"
 
 
+def test_rounding_under_autocast_is_no_mismatch() -> None:
+    # Parameters and losses are float32, but autograd sums the gradients of a bias in bfloat16.
+    torch.manual_seed(0)
+    for _ in range(200):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            errors = (model(torch.randn(8, 4)) - torch.randn(8, 2)).square()
+        Tape(Objectives.of([errors.mean()]), named(model), check="always").gramian()
+
+
 def test_certificates_do_not_touch_the_random_numbers_of_the_user() -> None:
     model = Divided()
     losses = losses_of(model)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, get_gradient_edge
@@ -112,6 +113,12 @@ def walk(outputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Graph:
         if name.startswith("CheckpointFunction"):
             check_visible([node])
     return Graph(nodes, tuple(signature), tuple(roots))
+
+
+def types_in(graph: Graph) -> set[torch.dtype]:
+    """The floating-point types of all results of operations."""
+    found = {described.dtype for node in graph.nodes for described in node._input_metadata}
+    return {dtype for dtype in found if dtype.is_floating_point}
 
 
 def records_of(signature: Sequence[Any]) -> tuple[Record, ...]:

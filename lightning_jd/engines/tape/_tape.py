@@ -22,7 +22,7 @@ from lightning_jd.engines.tape._certificate import (
 from lightning_jd.engines.tape._collector import Collector
 from lightning_jd.engines.tape._contribution import Contribution
 from lightning_jd.engines.tape._differentiate import gradients_of
-from lightning_jd.engines.tape._graph import Graph, walk
+from lightning_jd.engines.tape._graph import Graph, types_in, walk
 from lightning_jd.engines.tape._ledger import Ledger
 from lightning_jd.engines.tape._memory import KnownGraph, known_graph, standing_of
 from lightning_jd.engines.tape._plan import Plan
@@ -189,7 +189,7 @@ class Tape:
                 return ledger
             wrong: Sequence[Mismatch] = ()
             if bool(torch.isfinite(ledger.G).all()):
-                wrong = self._certify(ledger, plan)
+                wrong = self._certify(ledger, graph, plan)
             else:
                 standing.steps -= 1  # nothing can be compared: try again in the next step
             if not wrong:
@@ -256,8 +256,9 @@ class Tape:
             if gradient is not None
         }
 
-    def _certify(self, ledger: Ledger, plan: Plan) -> list[Mismatch]:
-        types = {tensor.dtype for _, tensor in self.named} | {self.objectives.dtype}
+    def _certify(self, ledger: Ledger, graph: Graph, plan: Plan) -> list[Mismatch]:
+        # Under autocast, parameters and losses are precise, but what is between them is not.
+        types = {tensor.dtype for _, tensor in self.named} | types_in(graph)
         tolerance = max(TOLERANCE.get(dtype, 0.1) for dtype in types)
         v = random_vector(ledger.G, spread=1e3 if tolerance > 1e-3 else 1e6)
         sizes = {k: tensor.numel() for k, tensor in enumerate(self._tensors)}
