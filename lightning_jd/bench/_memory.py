@@ -3,8 +3,8 @@
 The peak is what the operating system saw (``VmHWM``), so that the scratch space of the kernels
 counts too, not only tensors. It is made repeatable in three ways: the process is told to give
 freed blocks above 64 KB back at once (otherwise the allocator keeps what an earlier step freed,
-and hides what the next one needs); steps on two instances run before the baseline is read, so that
-the code that an engine loads is in it; and the peak is reset when the baseline is read.
+and hides what the next one needs); steps on a few instances run before the baseline is read, so
+that the code that an engine loads is in it; and the peak is reset when the baseline is read.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _ALLOCATOR = {
     "MALLOC_ARENA_MAX": "1",
 }
 _LATER_STEPS = 3
+_FEW = 8  # instances that load all code, also that of the solver for few objectives
 
 
 class Peak(NamedTuple):
@@ -88,7 +89,7 @@ def measure_here(case: str, engine: str) -> Peak | None:
     torch.manual_seed(0)
     chosen = CASES[case]
     work = chosen.build()
-    few = make_step(engine, replace(work, x=work.x[:2], y=work.y[:2]), chosen.aggregator)
+    few = make_step(engine, replace(work, x=work.x[:_FEW], y=work.y[:_FEW]), chosen.aggregator)
     if few is None:
         return None
     for _ in range(2):
