@@ -18,6 +18,7 @@ def test_the_tape_is_exact_on(name: str, dtype: torch.dtype) -> None:
             check_tape(losses, named, memory, TOLERANCE[dtype])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_tape_is_exact_for_dense_tasks_on(name: str) -> None:
     """Three tasks, each a combination of all losses: no graph is made of independent rows."""
@@ -29,6 +30,7 @@ def test_the_tape_is_exact_for_dense_tasks_on(name: str) -> None:
         check_tape(mixed, named, "fast", TOLERANCE[torch.float64])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_jacobian_of_the_tape_is_that_of_autograd_on(name: str) -> None:
     torch.manual_seed(0)

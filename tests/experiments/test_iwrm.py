@@ -47,6 +47,7 @@ def test_every_aggregator_of_the_paper_is_trained(folder: Path) -> None:
     assert all(row["not_finished"] == 0 for row in report["rows"])
 
 
+@pytest.mark.slow
 def test_methods_are_trained_tabulated_and_drawn_once(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

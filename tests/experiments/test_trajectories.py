@@ -20,6 +20,8 @@ from lightning_jd.experiments._quadratics import (
 from lightning_jd.experiments._settings import PAPER_AGGREGATORS, settings_of
 from lightning_jd.experiments.trajectories import SCENES, Scene, follow, trajectories
 
+pytestmark = pytest.mark.slow
+
 EWQ, CQF = SCENES
 SETTINGS = {setting.aggregator: setting for setting in settings_of(PAPER_AGGREGATORS, (0.0,))}
 #: As in the paper, but for two: by its definition CAGrad with c < 1 moves with the mean wherever
