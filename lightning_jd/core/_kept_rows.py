@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lightning_jd.core._exchange import add_by_rows
 from lightning_jd.core._layout import LISTED, Description, Layout, kind_of
-from lightning_jd.core._local_rows import LocalRows, per_parameter
+from lightning_jd.core._local_rows import LocalRows, columns_of, per_parameter
 from lightning_jd.core._pool import Pool
 from lightning_jd.engines import NamedParameters, Objectives
 
@@ -80,10 +80,7 @@ class KeptRows(LocalRows):
         J = self._joined()
         if named is None or len(named) == len(self._named):
             return J
-        parts = J.split([tensor.numel() for _, tensor in self._named], dim=1)
-        wanted = {name for name, _ in named}
-        own = zip(parts, self._named, strict=True)
-        return torch.cat([part for part, (name, _) in own if name in wanted], dim=1)
+        return columns_of(J, self._named, named)
 
     def keep_only(self, positions: Sequence[int]) -> None:
         """Forget all rows but these."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from lightning_jd.core._layout import Description, Layout
@@ -54,3 +55,11 @@ def per_parameter(direction: Tensor, named: NamedParameters) -> dict[str, Tensor
         name: part.view(tensor.shape).to(tensor.device, tensor.dtype)
         for part, (name, tensor) in zip(parts, named, strict=True)
     }
+
+
+def columns_of(J: Tensor, named: NamedParameters, some: NamedParameters) -> Tensor:
+    """The columns of some of the parameters that a Jacobian is about, in its order."""
+    wanted = {name for name, _ in some}
+    parts = J.split([tensor.numel() for _, tensor in named], dim=1)
+    own = zip(parts, named, strict=True)
+    return torch.cat([part for part, (name, _) in own if name in wanted], dim=1)

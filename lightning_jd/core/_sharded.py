@@ -16,7 +16,7 @@ from lightning_jd.aggregators import Aggregator, GramianAggregator
 from lightning_jd.core._delivery import COMPLETE, Delivery
 from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._layout import LISTED, Description, Layout, kind_of
-from lightning_jd.core._local_rows import per_parameter
+from lightning_jd.core._local_rows import columns_of, per_parameter
 from lightning_jd.core._nonfinite import nonfinite_error
 from lightning_jd.core._pool import Pool
 from lightning_jd.core._report import GroupReport, Report
@@ -124,7 +124,7 @@ class ShardedAccumulation:
         found: dict[str, Tensor] = {}
         selected = [pair for pair in self._pieces if pair[0] in self._chosen]
         for group, members in split_into_groups(selected, groups).items():
-            part = self._columns(J, members)
+            part = columns_of(J, self._pieces, members)
             G = self._pool.sum(part @ part.T, "gramian")
             progress.lap("gramian")
             weights = self._weights(aggregator, G, names, overflow)
@@ -134,7 +134,7 @@ class ShardedAccumulation:
             progress.reports[group] = GroupReport(G, weights, in_group)
         plain = [pair for pair in self._pieces if pair[0] not in self._chosen]
         if plain:
-            total = self._columns(J, plain).sum(dim=0)
+            total = columns_of(J, self._pieces, plain).sum(dim=0)
             found |= per_parameter(total * self._plain_weight(len(J)), plain)
         gradients = [_in_pieces(found[name], tensor) for name, tensor in self._named]
         progress.lap("gradients")
@@ -199,12 +199,6 @@ class ShardedAccumulation:
             name = str(len(self._rows))
         total, count = self._rows.get(name, (torch.zeros_like(row), 0))
         self._rows[name] = (total + row, count + 1)
-
-    def _columns(self, J: Tensor, members: NamedParameters) -> Tensor:
-        parts = J.split([piece.numel() for _, piece in self._pieces], dim=1)
-        wanted = {name for name, _ in members}
-        own = zip(parts, self._pieces, strict=True)
-        return torch.cat([part for part, (name, _) in own if name in wanted], dim=1)
 
     def _weights(
         self, aggregator: GramianAggregator, G: Tensor, names: tuple[str, ...], overflow: str
