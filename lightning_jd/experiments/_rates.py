@@ -21,6 +21,8 @@ Trained = Callable[[Run, Sequence[float] | None], Outcome]
 #: differently (two of them add gradients up instead of averaging). It ends where it is best.
 _STARTS = {"pcgrad": -28, "graddrop": -28, "mgda": -4, "nashmtl": -12, "alignedmtl": -4}
 _USUAL_START = -12
+#: A seed whose area is so many times that of the first seed, at its rate, tries smaller rates.
+_UNLUCKY = 1.5
 
 
 def best_runs(
@@ -30,7 +32,7 @@ def best_runs(
 
     The paper's budget sweeps 72 rates for every seed. The small one walks over the coarse grid
     with the first seed, tries half a step to both sides of the best, and keeps the rate for the
-    other seeds; one that diverges with it takes the next smaller one.
+    other seeds; one that does far worse with it takes smaller ones, as long as they are better.
 
     Args:
         first: The setting; learning rate and seed are replaced.
@@ -47,12 +49,21 @@ def best_runs(
         else:
             if seed == 1:
                 exponent = best_exponent(rates.at_exponent, start=exponent, halvings=1)
-            k = exponent
-            while rates.at_exponent(k) == float("inf") and k > GRID[0]:
-                k -= COARSE // 2
-            lr = learning_rate(k)
+            usual = found[0][1].area if found else float("inf")
+            lr = learning_rate(_stable(rates, exponent, _UNLUCKY * usual))
         found.append((replace(first, seed=seed, lr=lr), rates.tried[lr]))
     return found
+
+
+def _stable(rates: "Rates", k: int, usual: float) -> int:
+    """The exponent k, or the one below it at which the area is usual or stops to fall."""
+    area = rates.at_exponent(k)
+    while area > usual and k > GRID[0]:
+        smaller = rates.at_exponent(k - COARSE // 2)
+        if area < float("inf") and smaller >= area:
+            break
+        k, area = k - COARSE // 2, smaller
+    return k
 
 
 class Rates:

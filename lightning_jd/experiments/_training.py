@@ -22,6 +22,7 @@ from lightning_jd.surfaces.lightning_pytorch import JacobianDescent
 _DIVERGED = 1e3  # a cross-entropy that no training of ten classes comes back from
 _PATIENCE = 0.25  # of the run, before it is compared with its rival step by step
 _SLACK = 1.1  # how much more area than the rival's a run may have by then
+_RECENT = 0.125  # of the run: the last losses, which tell where it is heading
 
 
 def train(
@@ -40,7 +41,8 @@ def train(
         labels: (size,).
         rival: The losses of the best finished run that differs in the learning rate only. The run
             is given up when its area is beyond that of the rival, or, after a quarter of the
-            steps, a tenth larger than the rival's up to the same step.
+            steps, a tenth larger than the rival's up to the same step, while its last losses are
+            no better than those that the rival still had before it.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
@@ -75,19 +77,26 @@ class _Watch:
 
     def __init__(self, rival: Sequence[float] | None) -> None:
         self._rival = list(accumulate(rival or ()))
-        self._total, self._step = 0.0, 0
+        self._losses: list[float] = []
 
     def check(self, loss: float) -> None:
         """Raise if the run has failed."""
         if not loss < _DIVERGED:
             raise _StoppedError("diverged")
-        self._total += loss
-        if self._rival:
-            late = self._step >= _PATIENCE * len(self._rival)
-            bound = _SLACK * self._rival[self._step] if late else self._rival[-1]
-            if self._total > min(bound, self._rival[-1]):
-                raise _StoppedError("given up")
-        self._step += 1
+        self._losses.append(loss)
+        if self._rival and self._is_beaten():
+            raise _StoppedError("given up")
+
+    def _is_beaten(self) -> bool:
+        area, done, planned = sum(self._losses), len(self._losses), len(self._rival)
+        if area > self._rival[-1]:
+            return True
+        if done <= _PATIENCE * planned or area <= _SLACK * self._rival[done - 1]:
+            return False
+        # Behind, but a rival that grew unstable later on is still to be overtaken.
+        recent = self._losses[-max(1, int(_RECENT * planned)) :]
+        ahead = (self._rival[-1] - self._rival[done - 1]) / max(1, planned - done)
+        return sum(recent) / len(recent) >= ahead
 
 
 class _Batches:

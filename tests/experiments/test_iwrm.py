@@ -136,7 +136,7 @@ class Landscape:
         self.asked.append((run.seed, k))
         if k > self.limit.get(run.seed, 998):
             return outcome(end="diverged")
-        return outcome(1 + abs(k - self.best[run.seed]))
+        return outcome(10 + abs(k - self.best[run.seed]))
 
 
 def test_the_small_budget_walks_once_and_keeps_the_rate() -> None:
@@ -152,6 +152,20 @@ def test_a_seed_that_diverges_takes_a_smaller_rate() -> None:
     landscape = Landscape({1: -12, 2: -12, 3: -12}, diverges_above={2: -17})
     best = best_runs(FIRST, 3, "small", landscape)
     assert [run.lr for run, _ in best] == [learning_rate(k) for k in (-12, -18, -12)]
+
+
+def test_a_seed_that_does_far_worse_takes_smaller_rates_until_it_does_not() -> None:
+    landscape = Landscape({1: -12, 2: -20, 3: -16})
+    best = best_runs(FIRST, 3, "small", landscape)
+    # At -12 the second seed has 18 against 10 of the first, at -16 only 14; the third has 14.
+    assert [run.lr for run, _ in best] == [learning_rate(k) for k in (-12, -16, -12)]
+
+
+def test_a_seed_keeps_the_rate_if_smaller_ones_are_no_better() -> None:
+    landscape = Landscape({1: -12, 2: 0})
+    best = best_runs(FIRST, 2, "small", landscape)
+    assert [run.lr for run, _ in best] == [learning_rate(-12)] * 2
+    assert [k for seed, k in landscape.asked if seed == 2] == [-12, -14]
 
 
 def test_the_budget_of_the_paper_is_72_rates_for_every_seed() -> None:

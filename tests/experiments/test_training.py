@@ -112,3 +112,15 @@ def test_a_run_that_falls_behind_is_given_up_after_a_quarter() -> None:
     watch = _training._Watch(rival)
     for loss in [1.9] * 10 + [0.5] * 90:  # a bad beginning is forgiven
         watch.check(loss)
+
+
+def test_a_run_behind_a_rival_that_blew_up_later_goes_on() -> None:
+    rival = [0.5] * 60 + [4.0] * 40
+    watch = _training._Watch(rival)
+    for loss in [1.0] * 100:
+        watch.check(loss)
+    watch = _training._Watch([1.0] * 60 + [0.1] * 40)  # one that got better instead
+    for _ in range(25):
+        watch.check(1.2)
+    with pytest.raises(_training._StoppedError, match="given up"):
+        watch.check(1.2)
