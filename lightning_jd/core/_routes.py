@@ -69,8 +69,9 @@ def through_gramian(
     retain_graph: bool,
 ) -> None:
     """Gramian of each group, weights of each group, then ``Jᵀ w`` of each group."""
+    keep = retain_graph or len(members) > 1  # all groups differentiate the same graph
     tapes = {
-        group: Tape(objectives, named, scale=scale, memory=memory)
+        group: Tape(objectives, named, scale=scale, memory=memory, retain_graph=keep)
         for group, named in members.items()
     }
     gramians = {group: tape.gramian() for group, tape in tapes.items()}
@@ -83,7 +84,7 @@ def through_gramian(
     progress.lap("weights")
     while tapes:
         group, tape = tapes.popitem()  # and let go of it: the next one needs memory too
-        gradients = tape.gradients(chosen[group], retain_graph=retain_graph or len(tapes) > 0)
+        gradients = tape.gradients(chosen[group])
         progress.found.update(zip(_names(members[group]), gradients, strict=True))
         progress.paths.update(tape.paths)
     progress.lap("gradients")

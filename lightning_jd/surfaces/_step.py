@@ -59,7 +59,8 @@ def compute_step(
                 memory=settings.memory,
                 scale=1.0 if scale is None else scale,
                 overflow="raise" if scale is None else "mean",
-                retain_graph=retain_graph,
+                # what is not finite is looked for in the same graph
+                retain_graph=retain_graph or settings.nonfinite == "skip",
             )
             return Step(update, 0)
         except NonFiniteError:

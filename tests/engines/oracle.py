@@ -1,6 +1,7 @@
 """The Jacobian as its definition says, independent of the package, and comparisons with it."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,10 +82,10 @@ def assert_gradients(
     assert not wrong, "; ".join(wrong)
 
 
-def check_tape(losses: Losses, named: Named, memory: str, tolerance: float) -> Tape:
+def check_tape(losses: Losses, named: Named, memory: str, tolerance: float, **options: Any) -> Tape:
     """Gramian, then gradients for random weights, against the rows."""
     blocks = jacobian_blocks(losses, named)
-    tape = Tape(Objectives.of(losses), named, memory=memory)
+    tape = Tape(Objectives.of(losses), named, memory=memory, **options)
     G = tape.gramian()
     assert_gramian(G, blocks, tolerance)
     weights = torch.randn(len(G), dtype=G.dtype, generator=torch.Generator().manual_seed(1))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lightning_jd.engines import Objectives, Tape
+from lightning_jd.engines.tape import _light
 from tests.engines.oracle import TOLERANCE, check_tape, jacobian_blocks, scalars
 from tests.engines.zoo import CASES, default_dtype
 
@@ -16,6 +17,19 @@ def test_the_tape_is_exact_on(name: str, dtype: torch.dtype) -> None:
         with default_dtype(dtype):
             losses, named = CASES[name]()
             check_tape(losses, named, memory, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_tape_is_exact_when_it_frees_the_graph_of(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_light, "_SHARE", 1e9)  # small graphs have little to free
+    torch.manual_seed(0)
+    with default_dtype(torch.float64):
+        losses, named = CASES[name]()
+        Tape(Objectives.of(losses), named, check="off").gramian()  # shows that the rules apply
+        tolerance = TOLERANCE[torch.float64]
+        check_tape(losses, named, "low", tolerance, retain_graph=False, check="off")
 
 
 @pytest.mark.slow

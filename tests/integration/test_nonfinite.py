@@ -100,9 +100,10 @@ def test_a_task_is_left_out_and_counted(what: str) -> None:
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 @pytest.mark.parametrize("accumulation", ["batch", "step"])
-def test_an_instance_is_left_out_and_counted(what: str, accumulation: str) -> None:
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_an_instance_is_left_out_and_counted(what: str, accumulation: str, memory: str) -> None:
     module = Exploding("instances", what)
-    callback = JacobianDescent("upgrad", nonfinite="skip", accumulation=accumulation)
+    callback = JacobianDescent("upgrad", nonfinite="skip", accumulation=accumulation, memory=memory)
     pieces = 3 if accumulation == "step" else 1
     fit(module, callbacks=[callback], accumulate_grad_batches=pieces)
     assert callback.skipped >= 2

@@ -23,6 +23,8 @@ def run(
     nodes: Collection[int],
     ends: Sequence[Edge],
     consume: Callable[[int, Cotangents], None],
+    *,
+    retain_graph: bool = True,
 ) -> None:
     """Hand the gradients at the outputs of each node to ``consume``, as soon as they are complete.
 
@@ -30,12 +32,14 @@ def run(
     hooks look at what enters them, so that nothing is kept alive longer than in an ordinary pass.
 
     Args:
-        graph: The graph; it is kept.
+        graph: The graph.
         outputs: What to differentiate.
         weights: The weight of each entry of each output.
         nodes: Where to look.
         ends: The outputs of those of the nodes that have no other of them below.
         consume: Called once per node, with its position and one gradient per output.
+        retain_graph: Whether the graph is kept. If not, what an operation has saved is freed as
+            soon as its gradients are computed.
     """
     lowest = {end.node for end in ends}
     handles = [
@@ -48,6 +52,7 @@ def run(
             outputs,
             weights,
             [GradientEdge(graph.nodes[node], output) for node, output in ends],
+            retain_graph=retain_graph,
         )
     finally:
         for handle in handles:
@@ -82,10 +87,7 @@ def read_ahead(wanted: Iterable[tuple[int, Node, Sequence[str]]]) -> dict[int, d
         Per key, the saved tensors that have such a hook.
     """
     hooked = [
-        (key, node, name)
-        for key, node, names in wanted
-        for name in names
-        if getattr(getattr(node, "_raw_saved_" + name, None), "unpack_hook", None) is not None
+        (key, node, name) for key, node, names in wanted for name in names if is_hooked(node, name)
     ]
     found: dict[int, dict[str, Any]] = {}
     if hooked:
@@ -101,3 +103,8 @@ def read_ahead(wanted: Iterable[tuple[int, Node, Sequence[str]]]) -> dict[int, d
         end.grad_fn.register_prehook(read)
         torch.autograd.grad(end, seed)
     return found
+
+
+def is_hooked(node: Node, name: str) -> bool:
+    """Whether a saved tensor is recomputed or loaded when it is looked at."""
+    return getattr(getattr(node, "_raw_saved_" + name, None), "unpack_hook", None) is not None

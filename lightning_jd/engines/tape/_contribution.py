@@ -40,6 +40,10 @@ class Contribution(ABC):
         """The same with little memory for temporary results, and perhaps slower."""
         return self.gramian()
 
+    def lean_settled(self) -> tuple[Tensor, Contribution]:
+        """:meth:`lean_gramian`, and what takes least memory to keep for :meth:`gradients`."""
+        return self.lean_gramian(), self
+
     def blocks(self, width: int) -> Iterator[Tensor]:
         """:meth:`rows`, some columns at a time.
 

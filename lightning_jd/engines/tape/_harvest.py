@@ -15,6 +15,7 @@ from lightning_jd.engines.tape._local import broadcast_once, local_rows
 from lightning_jd.engines.tape._plan import Plan
 from lightning_jd.engines.tape._resolve import ResolvedUse
 from lightning_jd.engines.tape.rules import NotApplicableError, Site, rule_of, saved_names_of
+from lightning_jd.errors import GraphError
 
 #: Takes the position of a use and its contributions: one, or one per slot.
 Deliver = Callable[[int, list[Contribution]], None]
@@ -41,7 +42,7 @@ class Harvest:
         dtype: torch.dtype,
         scale: float | Tensor,
     ) -> None:
-        self.graph, self.records = graph, plan.records
+        self.graph, self.records, self._refused = graph, plan.records, plan.refused
         self.m, self.dtype, self.scale = m, dtype, scale
         self.by_node: dict[int, list[ResolvedUse]] = {}
         for use in uses:
@@ -51,13 +52,22 @@ class Harvest:
         #: Positions of uses without an applicable rule, whose operation is differentiated alone.
         self.local: set[int] = set()
 
-    def run(self, outputs: Tensor, grad_outputs: Tensor, deliver: Deliver) -> None:
+    def run(
+        self,
+        outputs: Tensor,
+        grad_outputs: Tensor,
+        deliver: Deliver,
+        *,
+        retain_graph: bool = True,
+    ) -> None:
         """One pass.
 
         Args:
             outputs: The losses.
             grad_outputs: Their weights; the scale is applied here.
             deliver: Called once per use that receives a gradient.
+            retain_graph: Whether the graph is kept. If not, all uses must have a rule that has
+                accepted them before, and no saved tensor may have a hook.
         """
         self._fetched = read_ahead(
             (use.position, self.graph.nodes[use.use.node], self._saved_names(use))
@@ -72,6 +82,9 @@ class Harvest:
             cotangents = self._unscaled(cotangents)
             for use in self.by_node[node]:
                 part = self._by_rule(use, cotangents)
+                self._refused[use.position] = part is None
+                if part is None and not retain_graph:
+                    raise _changed_its_mind(self.records[use.use.node].name)
                 if part is None:
                     # it runs the node, which must not happen inside of the pass: saved tensors of
                     # checkpoints are given out once per pass
@@ -80,7 +93,15 @@ class Harvest:
                     deliver(use.position, [part])
 
         grad_outputs = grad_outputs * self.scale
-        run(self.graph, [outputs], [grad_outputs], self.by_node, self.ends, consume)
+        run(
+            self.graph,
+            [outputs],
+            [grad_outputs],
+            self.by_node,
+            self.ends,
+            consume,
+            retain_graph=retain_graph,
+        )
         while later:
             use, cotangents = later.pop()
             deliver(use.position, self._locally(use, cotangents))
@@ -129,3 +150,11 @@ class Harvest:
                 self.local.add(use.position)
             parts.append(part)
         return parts
+
+
+def _changed_its_mind(operation: str) -> GraphError:
+    return GraphError(
+        "A rule must accept or refuse an operation by its sizes and options, got one that has "
+        f"accepted {operation!r} before and refuses it now, while the graph is being freed. Pass "
+        "`retain_graph=True` or `memory='fast'`, or let the rule always refuse."
+    )

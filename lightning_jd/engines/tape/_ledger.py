@@ -19,6 +19,7 @@ class Ledger:
         device: Its device.
         room: How many columns of rows may be kept to save work; all columns would be the Jacobian.
         keeps: Whether contributions are kept for :meth:`gradients`.
+        lean: Whether memory counts more than time.
         notes: Whether the share of each contribution in the Gramian is noted.
     """
 
@@ -30,6 +31,7 @@ class Ledger:
         *,
         room: int = 0,
         keeps: bool = True,
+        lean: bool = False,
         notes: bool = False,
     ) -> None:
         self.G = torch.zeros(m, m, dtype=dtype, device=device)
@@ -37,7 +39,8 @@ class Ledger:
         self.shares: list[tuple[tuple[int, ...], Tensor]] = []
         #: Parameters whose gradients cannot be had here.
         self.unkept: set[int] = set()
-        self._room, self._keeps = room, keeps
+        self.keeps, self._lean = keeps, lean
+        self._room = room
         self._notes = notes
         self._short: list[Rows] = []
         self._short_rows: Tensor | None = None
@@ -51,12 +54,16 @@ class Ledger:
             keeps: Whether it may be kept.
         """
         for part in contribution.apart():
-            self._add(part, self._keeps and keeps)
+            self._add(part, self.keeps and keeps)
 
     def _add(self, contribution: Contribution, keeps: bool) -> None:
         if not keeps:
             self.unkept.update(placement.parameter for placement in contribution.placements)
             self._count(contribution, contribution.lean_gramian())
+        elif self._lean:
+            share, small = contribution.lean_settled()
+            self._count(contribution, share)
+            self._kept.append(small)
         elif (short := contribution.short()) is not None:
             self._short.append(short)
         else:

@@ -68,6 +68,13 @@ class OuterProduct(Contribution):
         return rows_gramian(self.A, self.D), [self]
 
     @override
+    def lean_settled(self) -> tuple[Tensor, Contribution]:
+        if self._has_bias or self.A.shape[2] >= self.A.shape[1]:
+            return self.lean_gramian(), self
+        rows = Rows(self.rows(), self.placements[0], is_placed=True)
+        return rows.gramian(), rows
+
+    @override
     def apart(self) -> list[Contribution]:
         return [self] if self._kernels_are_cheaper() else self.split()
 

@@ -80,6 +80,7 @@ class Plan:
         leaves: The node of each tracked parameter.
         activations: How many numbers the results of all operations are, parameters aside.
         arrangements: Filled on demand: how the outputs of each use are sorted by owner.
+        refused: Filled on the way: whether the rule for a use did not apply.
         number: Different for every plan.
     """
 
@@ -95,6 +96,7 @@ class Plan:
     leaves: dict[int, int]
     activations: int
     arrangements: dict[int, Arrangement | None] = field(default_factory=dict)
+    refused: dict[int, bool] = field(default_factory=dict)
     number: int = field(default_factory=itertools.count().__next__)
     _trunks: dict[tuple[Edge, ...], Trunk | None] = field(default_factory=dict)
     _ends: dict[frozenset[int], list[Edge]] = field(default_factory=dict)

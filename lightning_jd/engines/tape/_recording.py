@@ -14,6 +14,7 @@ from lightning_jd.engines.tape._general import add_rows
 from lightning_jd.engines.tape._graph import Graph
 from lightning_jd.engines.tape._harvest import Harvest
 from lightning_jd.engines.tape._ledger import Ledger
+from lightning_jd.engines.tape._light import is_light
 from lightning_jd.engines.tape._memory import KnownGraph
 from lightning_jd.engines.tape._plan import Plan
 from lightning_jd.engines.tape._resolve import Resolution, resolve
@@ -30,6 +31,8 @@ class Recording:
         objectives: The losses.
         parameters: All parameters by position.
         scale: What the losses are multiplied by before they are differentiated.
+        retain_graph: Whether the graph is kept. If not, it is freed on the way where that takes
+            less memory than to come back for the gradients.
     """
 
     def __init__(
@@ -40,9 +43,11 @@ class Recording:
         objectives: Objectives,
         parameters: Mapping[int, Tensor],
         scale: float | Tensor,
+        *,
+        retain_graph: bool = True,
     ) -> None:
         self.graph, self.known, self.plan = graph, known, plan
-        self.objectives = objectives
+        self.objectives, self.retain_graph = objectives, retain_graph
         self.parameters, self.scale = parameters, scale
         #: How each reached parameter was dealt with.
         self.paths: dict[int, str] = {}
@@ -56,6 +61,10 @@ class Recording:
         else:
             resolution = resolve(self.graph, plan, losses)
             by_rows |= resolution.lost
+            if not self.retain_graph and not by_rows and is_light(self.graph, plan, resolution):
+                ledger.keeps = True
+            else:
+                self.retain_graph = True
             if resolution.uses:
                 self._by_owners(losses, resolution, ledger)
         if by_rows:
@@ -67,7 +76,8 @@ class Recording:
         )
         assembly = Assembly(self.plan, resolution.lost | self.plan.computed, ledger)
         if losses.ndim == 1:
-            harvest.run(losses, torch.ones_like(losses), assembly.deliver)
+            ones, keep = torch.ones_like(losses), self.retain_graph
+            harvest.run(losses, ones, assembly.deliver, retain_graph=keep)
         else:
             _run_per_task(harvest, losses, assembly)
         assembly.close()

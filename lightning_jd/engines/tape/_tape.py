@@ -41,20 +41,21 @@ class Tape:
     rounding, on any graph; a graph that is not understood costs time, not correctness.
     :meth:`jacobian` is J itself, for methods that need it.
 
-    The graph of the losses is kept: it is freed together with the losses.
-
     Args:
         objectives: The losses.
         named_params: Names and parameters; gradients come in their order.
         scale: Losses are multiplied by it before they are differentiated, and results divided, so
             that half-precision gradients do not underflow.
         memory: ``"fast"`` keeps what the gradients are computed from; ``"low"`` keeps nothing and
-            ends with an ordinary backward pass.
+            ends with an ordinary backward pass, or frees the graph in its only pass and keeps
+            little, whichever takes less memory.
         check: ``"auto"`` certifies the Gramian against an ordinary backward pass whenever a new
             kind of graph appears, and every ``check_every`` steps. Parameters that fail are dealt
             with row by row from then on, and a warning names them. ``"raise"`` raises instead,
             ``"always"`` certifies every step, and ``"off"`` never does.
         check_every: Steps between two certificates.
+        retain_graph: Whether the graph of the losses is kept. If not, ``memory="low"`` frees it as
+            ``Tensor.backward`` does; otherwise it is freed together with the losses.
 
     Raises:
         ArgumentError: If ``memory`` or ``check`` is none of these.
@@ -78,6 +79,7 @@ class Tape:
         memory: Literal["fast", "low"] = "fast",
         check: Literal["auto", "raise", "always", "off"] = "auto",
         check_every: int = CHECK_EVERY,
+        retain_graph: bool = True,
     ) -> None:
         if memory not in ("fast", "low"):
             raise ArgumentError(f"`memory` must be 'fast' or 'low', got {memory!r}.")
@@ -93,6 +95,7 @@ class Tape:
         self.culprits: dict[str, str] = {}
         self._scale, self._memory = scale, memory
         self._check, self._check_every = check, check_every
+        self._retain_graph = retain_graph or memory == "fast"
         self._ledger: Ledger | None = None
 
     def gramian(self) -> Tensor:
@@ -144,13 +147,11 @@ class Tape:
                     columns[part.placements[0].parameter].add_(part.rows())
         return J
 
-    def gradients(self, weights: Tensor, *, retain_graph: bool = True) -> list[Tensor | None]:
+    def gradients(self, weights: Tensor) -> list[Tensor | None]:
         """The combined gradient of each parameter, in its type; ``None`` if no loss reaches it.
 
         Args:
             weights: w, shape (m,).
-            retain_graph: Whether the graph is kept. If not, the last pass of ``memory="low"``
-                frees it on its way, as ``Tensor.backward`` does.
         """
         if self._ledger is None:
             self.gramian()
@@ -160,7 +161,8 @@ class Tape:
             found = self._ledger.gradients(weights)
             if self._ledger.unkept:
                 unkept = sorted(self._ledger.unkept)
-                found |= self._ordinary_gradients(weights, unkept, retain_graph=retain_graph)
+                keep = self._retain_graph
+                found |= self._ordinary_gradients(weights, unkept, retain_graph=keep)
         return [
             found[k].view(tensor.shape).to(tensor) if k in found else None
             for k, (_, tensor) in enumerate(self.named)
@@ -215,10 +217,18 @@ class Tape:
             self.objectives.device,
             room=sum(tensor.numel() for tensor in self._tensors) // 4,
             keeps=self._memory == "fast",
+            lean=self._memory == "low",
             notes=notes,
         )
-        parameters = dict(enumerate(self._tensors))
-        recording = Recording(graph, known, plan, self.objectives, parameters, self._scale)
+        recording = Recording(
+            graph,
+            known,
+            plan,
+            self.objectives,
+            dict(enumerate(self._tensors)),
+            self._scale,
+            retain_graph=self._retain_graph or notes or kind is Collector,
+        )
         recording.run(ledger)
         ledger.close()
         self.paths = {

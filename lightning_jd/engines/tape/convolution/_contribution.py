@@ -53,10 +53,14 @@ class ConvolutionWeight(Contribution):
 
     @override
     def lean_gramian(self) -> Tensor:
-        if not self.geometry.is_plain_2d:
-            return self.gramian()
-        variant = "patches by pixel" if self.geometry.groups == 1 else "patches by channel"
-        return self._gramian_by(variant, LEAN_BYTES)
+        return self._gramian_by(self._lean_variant, LEAN_BYTES)
+
+    @override
+    def lean_settled(self) -> tuple[Tensor, Contribution]:
+        if len(self.x) * prod(self.geometry.kernel) > self.D.numel():
+            return self.lean_gramian(), self
+        rows = Rows(_BY_ROWS[self._lean_variant](self.x, self.D, self.geometry), self.placements[0])
+        return rows.gramian(), rows
 
     @override
     def settled(self, room: int) -> tuple[Tensor, list[Contribution]]:
@@ -105,6 +109,12 @@ class ConvolutionWeight(Contribution):
         if not is_short and pixel_kernel_pays(self.x, self.D, self.geometry):
             names.append("pixel kernel")
         return self._fastest(names)
+
+    @property
+    def _lean_variant(self) -> str:
+        if not self.geometry.is_plain_2d:
+            return self._row_variant
+        return "patches by pixel" if self.geometry.groups == 1 else "patches by channel"
 
     @cached_property
     def _row_variant(self) -> str:

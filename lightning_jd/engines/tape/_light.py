@@ -1,0 +1,56 @@
+"""Whether the graph may be freed in the pass for the Gramian, and little need be kept instead."""
+
+from __future__ import annotations
+
+from math import prod
+
+from lightning_jd.engines.tape._backward_pass import is_hooked
+from lightning_jd.engines.tape._graph import Graph
+from lightning_jd.engines.tape._plan import Plan
+from lightning_jd.engines.tape._resolve import Resolution, ResolvedUse
+from lightning_jd.engines.tape.rules import saved_names_of
+
+#: What may be kept, as a share of parameters and of the results of all operations.
+_SHARE = 0.3
+#: Operations whose results have no memory of their own.
+_VIEWS = frozenset(
+    "View UnsafeView ReshapeAlias Squeeze Unsqueeze Transpose T Permute Select Slice Split Unbind "
+    "Expand Alias".split()
+)
+
+
+def is_light(graph: Graph, plan: Plan, resolution: Resolution) -> bool:
+    """Whether one pass that frees the graph takes less memory than two of which the last does.
+
+    The first of two passes has to leave all activations in place. One pass alone has to keep the
+    gradients at the output of every operation with parameters, or the rows of these parameters;
+    for images these are few, for long sequences many.
+
+    Args:
+        graph: The graph.
+        plan: The plan for it.
+        resolution: The owners of all uses.
+    """
+    if plan.computed:
+        return False  # the computations on parameters are differentiated after the pass
+    for use in resolution.uses:
+        if plan.refused.get(use.position, True):
+            return False  # unknown, or the operation is run once more after the pass
+        node, slot = graph.nodes[use.use.node], use.use.slots[0]
+        if any(is_hooked(node, name) for name in saved_names_of(node.name(), slot)):
+            return False  # what is recomputed is given out once per pass
+    kept = sum(_numbers(plan, use) for use in resolution.uses)
+    numbers = sum(
+        prod(shape)
+        for record in plan.records
+        if record.name.split("Backward")[0] not in _VIEWS
+        for shape in record.shapes
+    )
+    return kept <= _SHARE * numbers
+
+
+def _numbers(plan: Plan, use: ResolvedUse) -> int:
+    """How many numbers are kept for the gradients of a use: the rows, or what comes to it."""
+    assert use.arrangement is not None
+    rows = use.arrangement.m * sum(placement.size for placement in use.use.placements)
+    return min(rows, prod(plan.records[use.use.node].shapes[0]))

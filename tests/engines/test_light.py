@@ -1,0 +1,121 @@
+"""The low-memory mode frees the graph in one pass where little need be kept, else it takes two."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
+
+from lightning_jd.core import backward
+from lightning_jd.engines import Objectives, Tape
+from lightning_jd.engines.tape import (
+    NotApplicableError,
+    Rows,
+    Site,
+    register_rule,
+    unregister_rule,
+)
+from lightning_jd.errors import GraphError
+
+
+def images() -> tuple[nn.Sequential, Tensor]:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(8 * 64, 2)).double(), torch.randn(6, 3, 12, 12).double()
+
+
+def sequences() -> tuple[nn.Sequential, Tensor]:
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)]
+    return nn.Sequential(*layers).double(), torch.randn(6, 50, 64).double()
+
+
+def step(model: nn.Sequential, x: Tensor, memory: str, *, keep: bool = False) -> tuple[int, Tensor]:
+    """The passes through the first layer that a step takes, and the gradient that it leaves."""
+    passes: list[Tensor] = []
+    first = model[0](x)
+    first.register_hook(passes.append)
+    losses = model[1:](first).square().flatten(1).sum(dim=1)
+    model.zero_grad()
+    backward(losses, model, "upgrad", memory=memory, retain_graph=keep)
+    return len(passes), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize(("build", "expected"), [(images, 1), (sequences, 2)])
+def test_there_is_a_second_pass_only_where_much_would_be_kept(build, expected) -> None:  # type: ignore[no-untyped-def]
+    model, x = build()
+    step(model, x, "low")  # is certified, and shows that the rules apply
+    passes, gradient = step(model, x, "low")
+    assert passes == expected
+    assert_close(gradient, step(model, x, "fast")[1])
+    assert step(model, x, "low", keep=True)[0] == 2
+
+
+def test_the_one_pass_frees_what_the_operations_have_saved() -> None:
+    model, x = images()
+    for _ in range(2):
+        losses = model(x).square().sum(dim=1)
+        tape = Tape(Objectives.of(losses), list(model.named_parameters()), memory="low")
+        tape.gramian()
+    losses.sum().backward(retain_graph=True)  # a tape keeps the graph unless told otherwise
+    named = list(model.named_parameters())
+    tape = Tape(Objectives.of(losses), named, memory="low", retain_graph=False)
+    expected = tape.gramian()
+    with pytest.raises(RuntimeError, match="second time"):
+        losses.sum().backward()
+    assert_close(tape.gramian(), expected)  # computed once
+    gradients = tape.gradients(torch.ones(6, dtype=torch.float64))
+    for gradient, parameter in zip(gradients, model.parameters(), strict=True):
+        assert_close(gradient, parameter.grad)
+
+
+def test_a_checkpoint_is_recomputed_in_two_passes_as_before() -> None:
+    model, x = images()
+    inner = model[2:4]
+    for memory in ("low", "low", "fast"):
+        losses = model[4:](checkpoint(inner, model[:2](x), use_reentrant=False)).square().sum(dim=1)
+        model.zero_grad()
+        backward(losses, model, "mean", memory=memory)
+        found = [p.grad for p in model.parameters()]
+        expected = torch.autograd.grad(model(x).square().sum() / 6, list(model.parameters()))
+        for gradient, plain in zip(found, expected, strict=True):
+            assert_close(gradient, plain)
+
+
+class Divided(nn.Module):
+    """The division is no lowest operation, so that the pass executes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(200, 200).double()
+        self.divisor = nn.Parameter(torch.full((200,), 2.0, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.inner(x) / self.divisor).exp().sum(dim=1)
+
+
+@pytest.fixture
+def moody_rule() -> Iterator[list[bool]]:
+    refuses: list[bool] = []
+
+    def rule(site: Site) -> Rows:
+        if refuses:
+            raise NotApplicableError
+        pulled = -site.cotangent * site.saved("self") / site.saved("other") ** 2
+        return Rows(site.owners.split_cotangent(pulled).sum(dim=1), site.placements[0])
+
+    register_rule("DivBackward0", 1)(rule)
+    yield refuses
+    unregister_rule("DivBackward0", 1)
+
+
+def test_a_rule_that_changes_its_mind_is_an_error(moody_rule: list[bool]) -> None:
+    model, x = Divided(), torch.randn(4, 200, dtype=torch.float64)
+    for _ in range(2):
+        backward(model(x), model, "mean", memory="low")
+    moody_rule.append(True)
+    with pytest.raises(GraphError, match=r"refuses it now.*`retain_graph=True`"):
+        backward(model(x), model, "mean", memory="low")
+    backward(model(x), model, "mean", memory="low", retain_graph=True)
