@@ -14,6 +14,8 @@ class Collector(Ledger):
     Its ``G`` stays zero; gradients are given out as by any ledger.
     """
 
+    takes_one_row = False  # on another process, other objectives may reach these parameters
+
     @override
     def add(self, contribution: Contribution, *, keeps: bool = True) -> None:
         self._kept.append(contribution)

@@ -49,15 +49,19 @@ def add_rows(
         How each parameter was dealt with.
     """
     dtype = ledger.G.dtype
+    passes = Passes(graph, plan, objectives, scale, dtype)
+    own = {k: passes.task_of(plan.leaves[k]) for k in parameters if ledger.takes_one_row}
     targets: list[Target] = []
-    for use in _single_uses(plan, parameters):
+    for use in _single_uses(plan, {k for k in parameters if own.get(k) is None}):
         target = _without_gradients(graph, plan, use, objectives.m, dtype)
         target = target or _by_rule(graph, use, dtype)
         if target is not None:
             targets.append(target)
     covered = {position for target in targets for position in target.parameters}
     targets += [
-        _plainly(k, plan.leaves[k], tensor) for k, tensor in parameters.items() if k not in covered
+        _plainly(k, plan.leaves[k], tensor, own.get(k))
+        for k, tensor in parameters.items()
+        if k not in covered
     ]
     # cotangents of many rows may well outweigh the parameters; an ordinary pass is cheap then
     room = 1.5 * sum(parameter.numel() for parameter in parameters.values())
@@ -66,11 +70,9 @@ def add_rows(
         for target in targets
         if target.path == "kernel"
     )
-    passes = Passes(graph, plan, objectives, scale, dtype)
     for target, found in passes.run(targets):
         if found is not None:
-            keeps = cotangents <= room or target.path != "kernel"
-            ledger.add(target.contribution(found), keeps=keeps)
+            ledger.add(found, keeps=cotangents <= room or target.path != "kernel")
     return {position: target.path for target in targets for position in target.parameters}
 
 
@@ -128,7 +130,7 @@ def _by_rule(graph: Graph, use: Use, dtype: torch.dtype) -> Target | None:
     )
 
 
-def _plainly(position: int, node: int, parameter: Tensor) -> Target:
+def _plainly(position: int, node: int, parameter: Tensor, task: int | None) -> Target:
     placement = Placement(position, parameter.numel(), tuple(parameter.shape))
     return Target(
         parameters=(position,),
@@ -137,4 +139,5 @@ def _plainly(position: int, node: int, parameter: Tensor) -> Target:
         row=None,
         contribution=lambda J: Rows(J, placement),
         path="rows",
+        task=task,
     )

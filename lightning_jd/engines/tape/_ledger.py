@@ -23,6 +23,9 @@ class Ledger:
         notes: Whether the share of each contribution in the Gramian is noted.
     """
 
+    #: Whether parameters of one objective may come as its row alone.
+    takes_one_row = True
+
     def __init__(
         self,
         m: int,

@@ -14,6 +14,7 @@ from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines.tape._contribution import Contribution
 from lightning_jd.engines.tape._differentiate import gradients_of
 from lightning_jd.engines.tape._graph import Graph
+from lightning_jd.engines.tape._one_row import OneRow
 from lightning_jd.engines.tape._plan import Plan
 from lightning_jd.engines.tape._trunk import Place, Trunk, gradients_of_tasks
 from lightning_jd.engines.tape._tuning import fastest
@@ -33,6 +34,7 @@ class Target:
         row: Turns the gradient at the target into what is held of each row; ``None`` holds it.
         contribution: Turns what is held of all rows into a contribution.
         path: What it is called.
+        task: The only row that reaches it, if that is known; no other one is held then.
     """
 
     parameters: tuple[int, ...]
@@ -41,6 +43,7 @@ class Target:
     row: Callable[[Tensor], Tensor] | None
     contribution: Callable[[Tensor], Contribution]
     path: str
+    task: int | None = None
 
 
 class Passes:
@@ -64,9 +67,15 @@ class Passes:
     ) -> None:
         self.graph, self.plan, self.objectives = graph, plan, objectives
         self.scale, self.dtype = scale, dtype
+        several = isinstance(objectives.losses, tuple) and objectives.m > 1
+        self._trunk = plan.trunk(graph.roots) if several else None
 
-    def run(self, targets: Sequence[Target]) -> Iterator[tuple[Target, Tensor | None]]:
-        """What is held of all rows at each target, (m, ...); ``None`` if no row arrives.
+    def task_of(self, node: int) -> int | None:
+        """The only row that reaches a node; ``None`` if there are others, or it is not known."""
+        return None if self._trunk is None else self._trunk.task_of[node]
+
+    def run(self, targets: Sequence[Target]) -> Iterator[tuple[Target, Contribution | None]]:
+        """The contribution of each target; ``None`` if no row arrives.
 
         Targets come in groups. Each takes passes of its own, and is over before the next begins, so
         that the gradients of many rows need not be held everywhere at the same time.
@@ -74,10 +83,16 @@ class Passes:
         for group in self._groups(targets):
             held = self._held(group)
             for target in group:
-                yield target, held.pop(0)
+                rows = held.pop(0)
+                found = None if rows is None else target.contribution(rows)
+                del rows
+                if found is not None and target.task is not None:
+                    found = OneRow(found, target.task, self.objectives.m)
+                yield target, found
 
     def _groups(self, targets: Sequence[Target]) -> Iterator[list[Target]]:
-        sizes = [self.objectives.m * self._size(target) for target in targets]
+        m = self.objectives.m
+        sizes = [(m if target.task is None else 1) * self._size(target) for target in targets]
         parameters = sum(
             prod(self.plan.records[leaf].shapes[0]) for leaf in self.plan.leaves.values()
         )
@@ -104,9 +119,8 @@ class Passes:
         ways: dict[str, Callable[[], list[Tensor | None]]] = {
             "one by one": partial(self._one_by_one, targets)
         }
-        several = isinstance(self.objectives.losses, tuple) and self.objectives.m > 1
-        if several and (trunk := self.plan.trunk(self.graph.roots)) is not None:
-            ways["all at once"] = partial(self._all_at_once, targets, trunk)
+        if self._trunk is not None:
+            ways["all at once"] = partial(self._all_at_once, targets, self._trunk)
         key = (self.plan.number, *ways, *[target.parameters for target in targets])
         try:
             return ways[fastest(key, ways, unless=(RuntimeError, Warning))]()
@@ -154,6 +168,8 @@ class Passes:
         row = self._unscaled(gradient)
         if target.row is not None:
             row = target.row(row)
+        if target.task is not None:
+            return row.unsqueeze(0).to(self.dtype)
         if block is None:
             block = row.new_zeros(self.objectives.m, *row.shape, dtype=self.dtype)
         block[k] = row

@@ -20,7 +20,7 @@ from lightning_jd.engines.tape._differentiate import gradients_of
 from lightning_jd.engines.tape._graph import Edge, Graph, Record, local_vjp
 
 Place = Tensor | GradientEdge
-_TOGETHER = 8  # tasks whose gradients go down together
+_TOGETHER = 4  # tasks whose gradients go down together
 
 
 @dataclass(frozen=True)
