@@ -179,24 +179,29 @@ def kernel_gramian(A: Tensor, D: Tensor, plus_one: bool) -> Tensor:
     m, T, i = A.shape
     A, D = A.reshape(m * T, i), D.reshape(m * T, -1)
     step = _objectives_per_block(m, T, A.element_size())
+    if step >= m:
+        return _kernel_block(A, A, D, D, T, plus_one)
     G = A.new_empty(m, m)
     for begin in range(0, m, step):
         end = min(m, begin + step)
-        K = A[begin * T : end * T] @ A[begin * T :].T
-        if plus_one:
-            K += 1
-        K.mul_(D[begin * T : end * T] @ D[begin * T :].T)
-        block = K.view(end - begin, T, m - begin, T).sum((1, 3)) if T > 1 else K
-        if end - begin == m:
-            return block
+        some, rest = slice(begin * T, end * T), slice(begin * T, None)
+        block = _kernel_block(A[some], A[rest], D[some], D[rest], T, plus_one)
         G[begin:end, begin:] = block
         G[end:, begin:end] = block[:, end - begin :].T
     return G
 
 
+def _kernel_block(A: Tensor, B: Tensor, D: Tensor, E: Tensor, T: int, plus_one: bool) -> Tensor:
+    """Products of some objectives (activations A, cotangents D) and others (B and E)."""
+    K, H = A @ B.T, D @ E.T
+    K = torch.addcmul(H, K, H) if plus_one else K.mul_(H)  # (K + 1) * H, or K * H
+    return K.view(len(A) // T, T, len(B) // T, T).sum((1, 3)) if T > 1 else K
+
+
 def _objectives_per_block(m: int, T: int, itemsize: int) -> int:
     few = T == 1 or m * T < 512
-    blocks = max(1, min(8, m // 128 if few else m // 4))  # small products are slow
+    enough = m // 64 if m >= 128 else 1  # small products are slow
+    blocks = max(1, min(8, enough if few else m // 4))
     fits = max(1, CHUNK_BYTES // max(1, 2 * m * T * T * itemsize))
     return min(-(-m // blocks), fits)
 

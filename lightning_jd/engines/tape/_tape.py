@@ -170,8 +170,13 @@ class Tape:
 
     @contextmanager
     def _full_precision(self) -> Iterator[None]:
-        with torch.no_grad(), torch.autocast(self.objectives.device.type, enabled=False):
-            yield
+        device = self.objectives.device.type
+        with torch.no_grad():
+            if not torch.is_autocast_enabled(device):
+                yield
+                return
+            with torch.autocast(device, enabled=False):
+                yield
 
     def _record(self, *, collects: bool = False) -> Ledger:
         graph = walk(self.objectives.outputs, self._tensors)
@@ -215,7 +220,7 @@ class Tape:
             self.objectives.m,
             dtype,
             self.objectives.device,
-            room=sum(tensor.numel() for tensor in self._tensors) // 4,
+            room=sum(tensor.numel() for tensor in self._tensors) // 3,
             keeps=self._memory == "fast",
             lean=self._memory == "low",
             notes=notes,

@@ -65,7 +65,7 @@ class ConvolutionWeight(Contribution):
     @override
     def settled(self, room: int) -> tuple[Tensor, list[Contribution]]:
         width = prod(self.geometry.kernel)
-        is_worth_it = width <= room and len(self.x) * width <= 2 * (self.x.numel() + self.D.numel())
+        is_worth_it = width <= room and len(self.x) * width <= 3 * (self.x.numel() + self.D.numel())
         if self._variant == "pixel kernel" or not is_worth_it:
             return self.gramian(), [self]
         rows = Rows(_BY_ROWS[self._variant](self.x, self.D, self.geometry), self.placements[0])
