@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 
 from lightning_jd.engines.tape._contribution import Contribution, merge
 from lightning_jd.engines.tape._ledger import Ledger
-from lightning_jd.engines.tape._plan import Plan, Unit
+from lightning_jd.engines.tape._plan import Plan
+from lightning_jd.engines.tape._units import Unit
 
 
 class Assembly:

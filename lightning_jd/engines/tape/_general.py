@@ -18,12 +18,13 @@ from lightning_jd.engines.tape._ledger import Ledger
 from lightning_jd.engines.tape._owners import Owners
 from lightning_jd.engines.tape._passes import Passes, Target
 from lightning_jd.engines.tape._placement import Placement
-from lightning_jd.engines.tape._plan import Plan, Use
+from lightning_jd.engines.tape._plan import Plan
 from lightning_jd.engines.tape._shared_activations import (
     SharedActivations,
     cheaper_without_gradients,
     shared_input,
 )
+from lightning_jd.engines.tape._units import Use
 from lightning_jd.engines.tape.rules import Site, rule_of
 
 

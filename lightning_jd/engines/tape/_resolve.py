@@ -13,8 +13,9 @@ from lightning_jd.engines.tape._arrangement import Arrangement
 from lightning_jd.engines.tape._backward_pass import Cotangents, run
 from lightning_jd.engines.tape._graph import Graph
 from lightning_jd.engines.tape._owners import Owners, Shape
-from lightning_jd.engines.tape._plan import Plan, Use
+from lightning_jd.engines.tape._plan import Plan
 from lightning_jd.engines.tape._probe import owners_seen, random_scales, random_weights
+from lightning_jd.engines.tape._units import Use
 
 NodeOwners = Sequence[Owners | None]
 

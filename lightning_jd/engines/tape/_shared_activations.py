@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from lightning_jd.engines.tape._contribution import Contribution, Rows
 from lightning_jd.engines.tape._placement import Placement
-from lightning_jd.engines.tape._plan import Plan, Use
+from lightning_jd.engines.tape._plan import Plan
+from lightning_jd.engines.tape._units import Use
 
 _BLOCK_NUMBERS = 1 << 20
 

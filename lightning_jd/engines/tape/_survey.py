@@ -1,0 +1,119 @@
+"""Follows the owners from the losses down, and notes every use of a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from math import prod
+
+from lightning_jd.engines.tape._graph import COMPLEX, LEAF, Edge, Record
+from lightning_jd.engines.tape._owners import Owners, joined
+from lightning_jd.engines.tape._placement import Placement, place
+from lightning_jd.engines.tape._units import Use
+from lightning_jd.engines.tape.flow import REDUCED, Crossing, flow_of
+
+
+class Zone(Enum):
+    """What is known of the gradients at an output of a node, other than its owners."""
+
+    SHARED = "a function of parameters only, consumed by operations with known owners"
+    UNPROVEN = "the owners are not known, or there are none"
+
+
+State = Owners | Zone
+#: Compiled code: its operations are not visible.
+OPAQUE = "CompiledFunctionBackward"
+
+
+class Survey:
+    """Crosses the graph and notes every use of a parameter."""
+
+    def __init__(self, records: tuple[Record, ...], reaching: set[int]) -> None:
+        self.records, self.reaching = records, reaching
+        self.states: dict[Edge, State] = {}
+        self.uses: list[Use] = []
+        self.virtual: list[Use] = []
+        self.computed: set[int] = set()
+        self.culprits: dict[int, str] = {}
+        self._lost_at: dict[int, str] = {}
+        self.opaque: set[int] = set()
+
+    def arrive(self, edge: Edge, state: State) -> None:
+        """Note one more path by which gradients come to an output of a node."""
+        before = self.states.get(edge)
+        if before is None:
+            self.states[edge] = state
+        elif isinstance(before, Owners) and isinstance(state, Owners):
+            self.states[edge] = joined(before, state) or Zone.UNPROVEN
+        elif before is not state:
+            self.states[edge] = Zone.UNPROVEN
+
+    def cross(self, node: int) -> None:
+        """Carry what is known at the outputs of a node over to its inputs."""
+        record = self.records[node]
+        states = [self.states.get(Edge(node, k)) for k in range(len(record.shapes))]
+        if all(state is None for state in states):
+            return  # between a parameter and its use
+        if all(state in (None, Zone.SHARED) for state in states):
+            for edge in self._children(record):
+                self._share(edge)
+            return
+        owners = _owners(states)
+        lost_at = None if owners is not None else self._lost_at.get(node, "several paths")
+        if record.name == OPAQUE or record.name.startswith(COMPLEX):
+            self._give_up(record)
+            return
+        flowed = [None] * len(record.inputs) if owners is None else self._flow(record, owners)
+        for slot, child in enumerate(record.inputs):
+            if child is None or child.node not in self.reaching:
+                continue
+            if (placement := place(self.records, child)) is not None:
+                self.uses.append(Use(node, (slot,), (placement,), owners, child))
+                if lost_at is not None:
+                    self.culprits[placement.parameter] = lost_at
+            elif flowed[slot] is REDUCED:
+                shape = self.records[child.node].shapes[child.output]
+                result = Placement(-1 - len(self.virtual), prod(shape), shape)
+                self.virtual.append(Use(node, (slot,), (result,), owners, child))
+                self.arrive(child, Zone.SHARED)
+            else:
+                flow = flowed[slot]
+                if not isinstance(flow, Owners):
+                    self._lost_at.setdefault(child.node, lost_at or record.name)
+                self.arrive(child, flow if isinstance(flow, Owners) else Zone.UNPROVEN)
+
+    def _children(self, record: Record) -> list[Edge]:
+        return [c for c in record.inputs if c is not None and c.node in self.reaching]
+
+    def _share(self, child: Edge) -> None:
+        record = self.records[child.node]
+        if record.name == LEAF:
+            assert isinstance(record.facts, int)
+            self.computed.add(record.facts)
+        else:
+            self.arrive(child, Zone.SHARED)
+
+    def _give_up(self, record: Record) -> None:
+        for child in self._children(record):
+            below = self.records[child.node]
+            if below.name == LEAF:
+                assert isinstance(below.facts, int)
+                self.opaque.add(below.facts)
+                self.culprits[below.facts] = record.name
+            else:
+                self._lost_at.setdefault(child.node, record.name)
+                self.arrive(child, Zone.UNPROVEN)
+
+    def _flow(self, record: Record, owners: Sequence[Owners | None]) -> Sequence[object]:
+        shapes = [
+            None if child is None else self.records[child.node].shapes[child.output]
+            for child in record.inputs
+        ]
+        facts = record.facts if isinstance(record.facts, tuple) else ()
+        return flow_of(record.name, Crossing(owners, record.shapes, shapes, facts))
+
+
+def _owners(states: Sequence[State | None]) -> list[Owners | None] | None:
+    if any(isinstance(state, Zone) for state in states):
+        return None
+    return [state if isinstance(state, Owners) else None for state in states]
