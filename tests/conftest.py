@@ -1,6 +1,11 @@
 """Every test starts from the same seed and leaves no global state behind."""
 
+import os
 from collections.abc import Iterator
+
+# Tensors are small here, and processes many: threads that wait for each other cost more than they
+# bring. It must be said before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from lightning_jd.engines import Objectives, Tape
+from lightning_jd.engines.tape import _light
 from tests.engines.zoo._registry import Losses, Named
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -94,3 +96,10 @@ def check_tape(losses: Losses, named: Named, memory: str, tolerance: float, **op
         name for (name, _), b in zip(named, blocks, strict=True) if b is not None
     }
     return tape
+
+
+def check_freed(losses: Losses, named: Named, tolerance: float) -> None:
+    """The same for a tape that frees the graph in its only pass, however small it is."""
+    Tape(Objectives.of(losses), named, check="off").gramian()  # shows that the rules apply
+    with patch.object(_light, "_SHARE", 1e9):
+        check_tape(losses, named, "low", tolerance, retain_graph=False, check="off")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.engines.oracle import TOLERANCE, check_tape
+from tests.engines.oracle import TOLERANCE, check_freed, check_tape
 from tests.engines.zoo import default_dtype
 
 SIZES = (2, 3, 4)  # few and close to one another, so that dimensions are mistaken for one another
@@ -180,5 +180,9 @@ def test_random_programs(data: st.DataObject) -> None:
         names = st.one_of(st.sampled_from(WITH), st.sampled_from(WITHOUT))
         for step in [data.draw(st.sampled_from(WITH)), *data.draw(st.lists(names, max_size=7))]:
             x = getattr(program, step)(x)
-        memory = data.draw(st.sampled_from(["fast", "low"]))
-        check_tape(random_losses(data.draw, x), program.named, memory, TOLERANCE[torch.float64])
+        losses, tolerance = random_losses(data.draw, x), TOLERANCE[torch.float64]
+        memory = data.draw(st.sampled_from(["fast", "low", "freed"]))
+        if memory == "freed":
+            check_freed(losses, program.named, tolerance)
+        else:
+            check_tape(losses, program.named, memory, tolerance)

@@ -11,6 +11,7 @@ from tests.engines.oracle import jacobian_blocks
 from tests.engines.zoo import CASES, default_dtype
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_chunk_gives_the_same_matrix_on(name: str) -> None:
     torch.manual_seed(0)

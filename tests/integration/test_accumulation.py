@@ -21,7 +21,10 @@ from tests.integration.features import FEATURES
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
-@pytest.mark.parametrize("aggregator", ["mean", "upgrad", "mgda", "graddrop", "rgw"])
+@pytest.mark.parametrize(
+    "aggregator",
+    ["upgrad", "graddrop", *[pytest.param(n, marks=pytest.mark.slow) for n in ("mean", "mgda")]],
+)
 @pytest.mark.parametrize("form", ["instances", "matrix", "tasks"])
 def test_equal_to_the_big_batch(form: str, aggregator: str) -> None:
     small, big = Regression(form), Regression(form)

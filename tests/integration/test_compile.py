@@ -30,6 +30,7 @@ class Plain(Regression):
         loss.sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("form", ["instances", "tasks"])
 def test_the_whole_module(form: str, backend: str) -> None:

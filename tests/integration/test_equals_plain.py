@@ -6,6 +6,7 @@ from lightning_jd.surfaces import JacobianDescent
 from tests.helpers.lightning import assert_same_weights, batches, fit, moved
 from tests.integration.features import FEATURES, Feature
 
+SLOW = pytest.mark.slow
 FORMS = {"instances": "mean", "tasks": "mean", "single": "upgrad"}
 
 
@@ -18,7 +19,9 @@ def run(feature: Feature, form: str, aggregator: str | None) -> object:
     return module
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=() if form == "tasks" else SLOW) for form in FORMS]
+)
 @pytest.mark.parametrize("name", FEATURES)
 def test_equal_to_plain_training(name: str, form: str) -> None:
     feature = FEATURES[name]

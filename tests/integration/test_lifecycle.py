@@ -210,6 +210,7 @@ def test_lr_find(as_callback: bool) -> None:
     torch.testing.assert_close(*map(torch.tensor, found))
 
 
+@pytest.mark.slow
 def test_batch_size_scaling() -> None:
     module, plain = Tuned(), Tuned("scalar")
     run = trainer(callbacks=[JacobianDescent("rgw")])
@@ -223,6 +224,7 @@ def test_batch_size_scaling() -> None:
     torch.testing.assert_close(state["aggregator"], start["aggregator"], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_batch_size_finder_in_a_fit() -> None:
     callback = JacobianDescent("upgrad")
     finder = BatchSizeFinder(steps_per_trial=1, max_trials=2, init_val=2)

@@ -21,7 +21,10 @@ def surface(name: str, aggregator: str) -> dict[str, Any]:
     return {"callbacks": [JacobianDescent(aggregator)]}
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize(
+    "module",
+    [pytest.param(m, marks=pytest.mark.slow if "compiled" in m else ()) for m in MODULES],
+)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("strategy", ONE_DEVICE)
 def test_cell_on_one_device(strategy: str, precision: str, module: str) -> None:

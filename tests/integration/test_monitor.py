@@ -91,6 +91,7 @@ def test_losses_are_those_of_the_training_step() -> None:
         assert losses == pytest.approx(module.seen[int(row["step"])])
 
 
+@pytest.mark.slow
 def test_tensorboard_events_are_read_back() -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     logger = TensorBoardLogger("runs")

@@ -109,6 +109,7 @@ def test_with_both_packages_the_callback_works_in_either_trainer() -> None:
     assert python(WITH_BOTH + HELPERS + MIXED).strip() == "True"
 
 
+@pytest.mark.slow
 def test_importing_ours_does_not_import_lightning() -> None:
     code = """
     import sys, lightning_jd, lightning_jd.surfaces, lightning_jd.surfaces.flag

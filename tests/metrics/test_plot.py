@@ -27,7 +27,9 @@ def _close_figures() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
-@pytest.mark.parametrize("updates", [0, 1, 40])
+@pytest.mark.parametrize(
+    "updates", [0, *[pytest.param(n, marks=pytest.mark.slow) for n in (1, 40)]]
+)
 @pytest.mark.filterwarnings("ignore:The ``compute`` method:UserWarning")
 def test_every_metric_draws(metric: Metric, updates: int) -> None:
     figure, _ = fed(metric, range(updates)).plot()
