@@ -52,8 +52,8 @@ def backward(
         groups: ``None`` to aggregate all selected parameters together, ``"layer"`` for one
             aggregation per module, or a function from the name of a parameter to its group. Every
             group costs a backward pass of its own.
-        memory: ``"fast"`` keeps activation gradients; ``"low"`` frees the graph on its way and
-            keeps little, or ends with an ordinary backward, whichever takes less.
+        memory: ``"fast"`` keeps activation gradients; ``"low"`` keeps less, and ends with an
+            ordinary backward where that would still be much.
         retain_graph: Whether the losses can be differentiated again afterwards; otherwise their
             graph may be freed.
 

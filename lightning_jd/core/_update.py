@@ -63,8 +63,8 @@ def compute_update(
         selection: The parameters, from :func:`lightning_jd.engines.select`.
         aggregator: The method.
         groups: ``None``, ``"layer"`` or a function from the name of a parameter to its group.
-        memory: ``"fast"`` keeps activation gradients; ``"low"`` frees the graph on its way and
-            keeps little, or ends with an ordinary backward, whichever takes less.
+        memory: ``"fast"`` keeps activation gradients; ``"low"`` keeps less, and ends with an
+            ordinary backward where that would still be much.
         scale: Losses are multiplied by it before they are differentiated, and the results divided,
             so that half-precision gradients do not underflow.
         overflow: If losses are finite but gradients are not: ``"raise"``, or ``"mean"`` to weigh

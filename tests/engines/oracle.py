@@ -98,8 +98,8 @@ def check_tape(losses: Losses, named: Named, memory: str, tolerance: float, **op
     return tape
 
 
-def check_freed(losses: Losses, named: Named, tolerance: float) -> None:
+def check_freed(losses: Losses, named: Named, memory: str, tolerance: float) -> None:
     """The same for a tape that frees the graph in its only pass, however small it is."""
     Tape(Objectives.of(losses), named, check="off").gramian()  # shows that the rules apply
     with patch.object(_light, "_SHARE", 1e9):
-        check_tape(losses, named, "low", tolerance, retain_graph=False, check="off")
+        check_tape(losses, named, memory, tolerance, retain_graph=False, check="off")

@@ -181,8 +181,5 @@ def test_random_programs(data: st.DataObject) -> None:
         for step in [data.draw(st.sampled_from(WITH)), *data.draw(st.lists(names, max_size=7))]:
             x = getattr(program, step)(x)
         losses, tolerance = random_losses(data.draw, x), TOLERANCE[torch.float64]
-        memory = data.draw(st.sampled_from(["fast", "low", "freed"]))
-        if memory == "freed":
-            check_freed(losses, program.named, tolerance)
-        else:
-            check_tape(losses, program.named, memory, tolerance)
+        check = data.draw(st.sampled_from([check_tape, check_freed]))
+        check(losses, program.named, data.draw(st.sampled_from(["fast", "low"])), tolerance)

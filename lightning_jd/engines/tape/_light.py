@@ -1,4 +1,4 @@
-"""Whether the graph may be freed in the pass for the Gramian, and little need be kept instead."""
+"""Whether the graph can be freed in the pass for the Gramian, and whether that saves memory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,8 @@ _VIEWS = frozenset(
 )
 
 
-def is_light(graph: Graph, plan: Plan, resolution: Resolution) -> bool:
-    """Whether one pass that frees the graph takes less memory than two of which the last does.
-
-    The first of two passes has to leave all activations in place. One pass alone has to keep the
-    gradients at the output of every operation with parameters, or the rows of these parameters;
-    for images these are few, for long sequences many.
+def can_free(graph: Graph, plan: Plan, resolution: Resolution) -> bool:
+    """Whether the pass for the Gramian leaves nothing to do for which the graph is needed.
 
     Args:
         graph: The graph.
@@ -39,6 +35,20 @@ def is_light(graph: Graph, plan: Plan, resolution: Resolution) -> bool:
         node, slot = graph.nodes[use.use.node], use.use.slots[0]
         if any(is_hooked(node, name) for name in saved_names_of(node.name(), slot)):
             return False  # what is recomputed is given out once per pass
+    return True
+
+
+def is_light(plan: Plan, resolution: Resolution) -> bool:
+    """Whether one pass that frees the graph takes less memory than two of which the last does.
+
+    The first of two passes has to leave all activations in place. One pass alone has to keep the
+    gradients at the output of every operation with parameters, or the rows of these parameters;
+    for images these are few, for long sequences many.
+
+    Args:
+        plan: The plan.
+        resolution: The owners of all uses; all must have a rule.
+    """
     kept = sum(_numbers(plan, use) for use in resolution.uses)
     numbers = sum(
         prod(shape)

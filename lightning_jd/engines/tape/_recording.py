@@ -14,7 +14,7 @@ from lightning_jd.engines.tape._general import add_rows
 from lightning_jd.engines.tape._graph import Graph
 from lightning_jd.engines.tape._harvest import Harvest
 from lightning_jd.engines.tape._ledger import Ledger
-from lightning_jd.engines.tape._light import is_light
+from lightning_jd.engines.tape._light import can_free, is_light
 from lightning_jd.engines.tape._memory import KnownGraph
 from lightning_jd.engines.tape._plan import Plan
 from lightning_jd.engines.tape._resolve import Resolution, resolve
@@ -31,8 +31,8 @@ class Recording:
         objectives: The losses.
         parameters: All parameters by position.
         scale: What the losses are multiplied by before they are differentiated.
-        retain_graph: Whether the graph is kept. If not, it is freed on the way where that takes
-            less memory than to come back for the gradients.
+        retain_graph: Whether the graph is kept. If not, it is freed on the way, unless it takes
+            less memory to come back for the gradients.
     """
 
     def __init__(
@@ -61,14 +61,19 @@ class Recording:
         else:
             resolution = resolve(self.graph, plan, losses)
             by_rows |= resolution.lost
-            if not self.retain_graph and not by_rows and is_light(self.graph, plan, resolution):
-                ledger.keeps = True
-            else:
-                self.retain_graph = True
+            if not self.retain_graph:
+                self._decide_to_free(resolution, ledger, comes_back=bool(by_rows))
             if resolution.uses:
                 self._by_owners(losses, resolution, ledger)
         if by_rows:
             self._by_rows(by_rows, ledger)
+
+    def _decide_to_free(self, resolution: Resolution, ledger: Ledger, *, comes_back: bool) -> None:
+        """Free the graph in the only pass if there is one and what it keeps is little."""
+        frees = not comes_back and can_free(self.graph, self.plan, resolution)
+        frees = frees and (ledger.keeps or is_light(self.plan, resolution))
+        self.retain_graph = not frees
+        ledger.keeps = ledger.keeps or frees
 
     def _by_owners(self, losses: Tensor, resolution: Resolution, ledger: Ledger) -> None:
         harvest = Harvest(

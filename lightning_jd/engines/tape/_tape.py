@@ -46,16 +46,16 @@ class Tape:
         named_params: Names and parameters; gradients come in their order.
         scale: Losses are multiplied by it before they are differentiated, and results divided, so
             that half-precision gradients do not underflow.
-        memory: ``"fast"`` keeps what the gradients are computed from; ``"low"`` keeps nothing and
-            ends with an ordinary backward pass, or frees the graph in its only pass and keeps
-            little, whichever takes less memory.
+        memory: ``"fast"`` keeps what the gradients are computed from, in the form that saves most
+            work; ``"low"`` in the form that is smallest, or it keeps nothing and ends with an
+            ordinary backward pass.
         check: ``"auto"`` certifies the Gramian against an ordinary backward pass whenever a new
             kind of graph appears, and every ``check_every`` steps. Parameters that fail are dealt
             with row by row from then on, and a warning names them. ``"raise"`` raises instead,
             ``"always"`` certifies every step, and ``"off"`` never does.
         check_every: Steps between two certificates.
-        retain_graph: Whether the graph of the losses is kept. If not, ``memory="low"`` frees it as
-            ``Tensor.backward`` does; otherwise it is freed together with the losses.
+        retain_graph: Whether the graph of the losses is kept. If not, it is freed on the way where
+            that is possible, as ``Tensor.backward`` does.
 
     Raises:
         ArgumentError: If ``memory`` or ``check`` is none of these.
@@ -95,7 +95,7 @@ class Tape:
         self.culprits: dict[str, str] = {}
         self._scale, self._memory = scale, memory
         self._check, self._check_every = check, check_every
-        self._retain_graph = retain_graph or memory == "fast"
+        self._retain_graph = retain_graph
         self._ledger: Ledger | None = None
 
     def gramian(self) -> Tensor:

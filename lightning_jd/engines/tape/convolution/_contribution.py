@@ -53,7 +53,8 @@ class ConvolutionWeight(Contribution):
 
     @override
     def lean_gramian(self) -> Tensor:
-        return self._gramian_by(self._lean_variant, LEAN_BYTES)
+        by_pixels = pixel_kernel_pays(self.x, self.D, self.geometry)
+        return self._gramian_by("pixel kernel" if by_pixels else self._lean_variant, LEAN_BYTES)
 
     @override
     def lean_settled(self) -> tuple[Tensor, Contribution]:
@@ -139,7 +140,7 @@ class ConvolutionWeight(Contribution):
     def _gramian_by(self, variant: str, chunk: int = CHUNK_BYTES) -> Tensor:
         x, D, geometry = self.x, self.D, self.geometry
         if variant == "pixel kernel":
-            return pixel_kernel_gramian(x[:, 0], D[:, 0], geometry)
+            return pixel_kernel_gramian(x[:, 0], D[:, 0], geometry, chunk // 2)
         m, row_bytes = len(x), prod(geometry.kernel) * x.element_size()
         pieces = -(-m * row_bytes // chunk)
         if pieces <= 1 or geometry.transposed or geometry.groups > 1:

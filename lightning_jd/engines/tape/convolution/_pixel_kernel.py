@@ -19,9 +19,6 @@ from torch import Tensor
 
 from lightning_jd.engines.tape.convolution._geometry import Geometry
 
-#: Numbers in the products of one block of objectives with all others.
-_BLOCK_NUMBERS = 2 << 20
-
 
 def pixel_kernel_pays(x: Tensor, D: Tensor, geometry: Geometry) -> bool:
     """Whether the variant covers the case, and takes no more operations than gradients would.
@@ -41,20 +38,21 @@ def pixel_kernel_pays(x: Tensor, D: Tensor, geometry: Geometry) -> bool:
     return by_pixels / 2 < by_gradients
 
 
-def pixel_kernel_gramian(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
+def pixel_kernel_gramian(x: Tensor, D: Tensor, geometry: Geometry, chunk: int) -> Tensor:
     """Gramian of the weight gradients.
 
     Args:
         x: Input, shape (m, in, height, width).
         D: Cotangent of the output, shape (m, out, height, width).
         geometry: The convolution; two-dimensional, one group.
+        chunk: Bytes that the products of some objectives with all others should take.
     """
     m, _, height, width = D.shape
     pixels = height * width
     cotangents = D.permute(2, 3, 0, 1)  # (height, width, m, out)
     phases = list(_phases(x, geometry))
     G = D.new_zeros(m, m)
-    step = max(1, min(-(-m // 4), _BLOCK_NUMBERS // (pixels * pixels * m)))
+    step = max(1, min(-(-m // 4), chunk // (pixels * pixels * m * D.element_size())))
     for begin in range(0, m, step):
         end = min(m, begin + step)
         patches = D.new_zeros(height, width, end - begin, height, width, m - begin)
