@@ -21,6 +21,7 @@ Trained = Callable[[Run, Sequence[float] | None], Outcome]
 #: differently (two of them add gradients up instead of averaging). It ends where it is best.
 _STARTS = {"pcgrad": -28, "graddrop": -28, "mgda": -4, "nashmtl": -12, "alignedmtl": -4}
 _USUAL_START = -12
+_HALF = COARSE // 2
 #: A seed whose area is so many times that of the first seed, at its rate, tries smaller rates.
 _UNLUCKY = 1.5
 
@@ -32,7 +33,9 @@ def best_runs(
 
     The paper's budget sweeps 72 rates for every seed. The small one walks over the coarse grid
     with the first seed, tries half a step to both sides of the best, and keeps the rate for the
-    other seeds; one that does far worse with it takes smaller ones, as long as they are better.
+    other seeds. One that does far worse with it takes smaller ones, as long as they are better; and
+    if the first seed has diverged half a step above, which is a matter of luck, the others try
+    larger ones, as long as they are better.
 
     Args:
         first: The setting; learning rate and seed are replaced.
@@ -41,7 +44,7 @@ def best_runs(
         trained: Trains a run.
     """
     found: list[tuple[Run, Outcome]] = []
-    exponent = _STARTS.get(first.aggregator, _USUAL_START)
+    exponent, climbs = _STARTS.get(first.aggregator, _USUAL_START), False
     for seed in range(1, seeds + 1):
         rates = Rates(replace(first, seed=seed), trained, gives_up=budget == "small")
         if budget == "paper":
@@ -49,20 +52,26 @@ def best_runs(
         else:
             if seed == 1:
                 exponent = best_exponent(rates.at_exponent, start=exponent, halvings=1)
-            usual = found[0][1].area if found else float("inf")
-            lr = learning_rate(_stable(rates, exponent, _UNLUCKY * usual))
+                above = rates.tried.get(learning_rate(exponent + _HALF))
+                climbs = above is not None and above.end == "diverged"
+            k = exponent
+            if found and rates.at_exponent(k) > _UNLUCKY * found[0][1].area:
+                k = _followed(rates, k, -_HALF, until=_UNLUCKY * found[0][1].area)
+            elif found and climbs:
+                k = _followed(rates, k, _HALF)
+            lr = learning_rate(k)
         found.append((replace(first, seed=seed, lr=lr), rates.tried[lr]))
     return found
 
 
-def _stable(rates: "Rates", k: int, usual: float) -> int:
-    """The exponent k, or the one below it at which the area is usual or stops to fall."""
+def _followed(rates: "Rates", k: int, step: int, until: float = 0.0) -> int:
+    """The exponent at which the area is low enough, or stops to fall, on the way from k."""
     area = rates.at_exponent(k)
-    while area > usual and k > GRID[0]:
-        smaller = rates.at_exponent(k - COARSE // 2)
-        if area < float("inf") and smaller >= area:
+    while area > until and GRID[0] < k < GRID[-1]:
+        following = rates.at_exponent(k + step)
+        if area < float("inf") and following >= area:
             break
-        k, area = k - COARSE // 2, smaller
+        k, area = k + step, following
     return k
 
 

@@ -42,8 +42,8 @@ def iwrm(
     The small budget takes about half an hour on two cores: a walk over learning rates by factors
     of 10^(1/3) with the first seed, refined by 10^(1/6) at its end, in which rates that fall behind
     are given up early; the best is kept for the other seeds, or lowered where one does far worse
-    with it. The budget of the paper sweeps 22 + 50 rates for every aggregator and seed, which takes
-    days.
+    with it, or raised where the first seed has diverged just above. The budget of the paper sweeps
+    22 + 50 rates for every aggregator and seed, which takes days.
 
     Args:
         dataset: "svhn", "cifar10", "eurosat", "mnist", "fashion-mnist" or "kuzushiji-mnist".

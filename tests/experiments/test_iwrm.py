@@ -161,6 +161,15 @@ def test_a_seed_that_does_far_worse_takes_smaller_rates_until_it_does_not() -> N
     assert [run.lr for run, _ in best] == [learning_rate(k) for k in (-12, -16, -12)]
 
 
+def test_other_seeds_try_larger_rates_where_the_first_has_diverged() -> None:
+    # The best of the first seed is at the edge of its stability; others are stable beyond it.
+    landscape = Landscape({1: -8, 2: -8, 3: -12}, diverges_above={1: -11})
+    best = best_runs(FIRST, 3, "small", landscape)
+    assert [run.lr for run, _ in best] == [learning_rate(k) for k in (-12, -8, -12)]
+    assert [k for seed, k in landscape.asked if seed == 2] == [-12, -10, -8, -6]
+    assert [k for seed, k in landscape.asked if seed == 3] == [-12, -10]
+
+
 def test_a_seed_keeps_the_rate_if_smaller_ones_are_no_better() -> None:
     landscape = Landscape({1: -12, 2: 0})
     best = best_runs(FIRST, 2, "small", landscape)
