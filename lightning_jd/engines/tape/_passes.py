@@ -16,7 +16,7 @@ from lightning_jd.engines.tape._differentiate import gradients_of
 from lightning_jd.engines.tape._graph import Graph
 from lightning_jd.engines.tape._one_row import OneRow
 from lightning_jd.engines.tape._plan import Plan
-from lightning_jd.engines.tape._trunk import Place, Trunk, gradients_of_tasks
+from lightning_jd.engines.tape._trunk import TOGETHER, Place, Trunk, gradients_of_tasks
 from lightning_jd.engines.tape._tuning import fastest
 
 #: Numbers that rows of instances may take at the same time (256 MB in float32).
@@ -93,10 +93,7 @@ class Passes:
     def _groups(self, targets: Sequence[Target]) -> Iterator[list[Target]]:
         m = self.objectives.m
         sizes = [(m if target.task is None else 1) * self._size(target) for target in targets]
-        parameters = sum(
-            prod(self.plan.records[leaf].shapes[0]) for leaf in self.plan.leaves.values()
-        )
-        limit = 2 * (parameters + self.plan.activations)
+        limit = 2 * (self._parameters + self.plan.activations)
         if self.objectives.kind != "tasks":
             limit = max(limit, _NUMBERS)
         group: list[Target] = []
@@ -119,7 +116,7 @@ class Passes:
         ways: dict[str, Callable[[], list[Tensor | None]]] = {
             "one by one": partial(self._one_by_one, targets)
         }
-        if self._trunk is not None:
+        if self._trunk is not None and self._is_slim(self._trunk):
             ways["all at once"] = partial(self._all_at_once, targets, self._trunk)
         key = (self.plan.number, *ways, *[target.parameters for target in targets])
         try:
@@ -128,6 +125,16 @@ class Passes:
             # Code that was compiled since the choice was made may not take batched gradients; what
             # is a true error is raised again here.
             return self._one_by_one(targets)
+
+    def _is_slim(self, trunk: Trunk) -> bool:
+        """Whether the gradients of several tasks are few; of many, one task is work enough."""
+        sizes = self.plan.sizes.items()
+        largest = max((size for edge, size in sizes if trunk.task_of[edge.node] is None), default=0)
+        return TOGETHER * largest <= (self._parameters + self.plan.activations) / 4
+
+    @property
+    def _parameters(self) -> int:
+        return sum(prod(self.plan.records[leaf].shapes[0]) for leaf in self.plan.leaves.values())
 
     def _one_by_one(self, targets: Sequence[Target]) -> list[Tensor | None]:
         held: list[Tensor | None] = [None] * len(targets)

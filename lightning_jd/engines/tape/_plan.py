@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 from lightning_jd.engines.tape._arrangement import Arrangement
@@ -31,7 +32,7 @@ class Plan:
         culprits: The operation at which the owners of a parameter's uses got lost, if they did.
         order: The nodes, parents first.
         leaves: The node of each tracked parameter.
-        activations: How many numbers the results of all operations are, parameters aside.
+        sizes: How many numbers each result of an operation has, those of parameters alone aside.
         arrangements: Filled on demand: how the outputs of each use are sorted by owner.
         refused: Filled on the way: whether the rule for a use did not apply.
         number: Different for every plan.
@@ -47,12 +48,17 @@ class Plan:
     culprits: dict[int, str]
     order: tuple[int, ...]
     leaves: dict[int, int]
-    activations: int
+    sizes: dict[Edge, int]
     arrangements: dict[int, Arrangement | None] = field(default_factory=dict)
     refused: dict[int, bool] = field(default_factory=dict)
     number: int = field(default_factory=itertools.count().__next__)
     _trunks: dict[tuple[Edge, ...], Trunk | None] = field(default_factory=dict)
     _ends: dict[frozenset[int], list[Edge]] = field(default_factory=dict)
+
+    @cached_property
+    def activations(self) -> int:
+        """How many numbers all results of operations have."""
+        return sum(self.sizes.values())
 
     def trunk(self, roots: tuple[Edge, ...]) -> Trunk | None:
         """What the losses at these roots share, if they are tasks with heads."""
@@ -125,5 +131,5 @@ def _sorted_out(
             for node, record in enumerate(records)
             if record.name == LEAF and isinstance(record.facts, int) and record.facts != FOREIGN
         },
-        activations=sum(prod(records[edge.node].shapes[edge.output]) for edge in survey.states),
+        sizes={edge: prod(records[edge.node].shapes[edge.output]) for edge in survey.states},
     )

@@ -20,7 +20,7 @@ from lightning_jd.engines.tape._differentiate import gradients_of
 from lightning_jd.engines.tape._graph import Edge, Graph, Record, local_vjp
 
 Place = Tensor | GradientEdge
-_TOGETHER = 4  # tasks whose gradients go down together
+TOGETHER = 4  # tasks whose gradients go down together
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ def _downwards(
     blocks: list[Tensor | None] = [None] * len(places)
     with hooks_silenced(p for p in places if isinstance(p, Tensor)), warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*batching rule.*")
-        for begin in range(0, tasks if places else 0, _TOGETHER):
-            some = range(begin, min(tasks, begin + _TOGETHER))
+        for begin in range(0, tasks if places else 0, TOGETHER):
+            some = range(begin, min(tasks, begin + TOGETHER))
             arriving = _arriving(graph, records, trunk, cotangents, some)
             if not arriving:
                 continue
