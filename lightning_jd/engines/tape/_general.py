@@ -74,6 +74,7 @@ def add_rows(
     for target, found in passes.run(targets):
         if found is not None:
             ledger.add(found, keeps=cotangents <= room or target.path != "kernel")
+        del found  # the next passes need the memory
     return {position: target.path for target in targets for position in target.parameters}
 
 

@@ -83,12 +83,14 @@ class Passes:
         for group in self._groups(targets):
             held = self._held(group)
             for target in group:
-                rows = held.pop(0)
-                found = None if rows is None else target.contribution(rows)
-                del rows
-                if found is not None and target.task is not None:
-                    found = OneRow(found, target.task, self.objectives.m)
-                yield target, found
+                # no name for it here: it must not outlive its use
+                yield target, self._contribution(target, held.pop(0))
+
+    def _contribution(self, target: Target, rows: Tensor | None) -> Contribution | None:
+        if rows is None:
+            return None
+        found = target.contribution(rows)
+        return found if target.task is None else OneRow(found, target.task, self.objectives.m)
 
     def _groups(self, targets: Sequence[Target]) -> Iterator[list[Target]]:
         m = self.objectives.m
