@@ -101,7 +101,7 @@ def crew(
         initargs=(dataset, folder),
     )
     try:
-        with _ctrl_c_ignored():  # as are the signals that a process ignores, this is inherited
+        with _ctrl_c_put_off():
             for _ in range(workers):
                 pool.submit(_ready)
         yield Crew(Store(store), lambda *job: pool.submit(_work, *job).result(), announce)
@@ -114,16 +114,19 @@ def crew(
 
 
 @contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
-    """Ctrl-C reaches all processes of a terminal, but is for this one, which ends the others."""
-    if threading.current_thread() is not threading.main_thread():  # nor does it reach this one
+def _ctrl_c_put_off() -> Iterator[None]:
+    """Ctrl-C reaches all processes of a terminal, but is for this one, which ends the others.
+
+    Processes that are started meanwhile inherit that it is blocked; here it is only put off.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def side_by_side(jobs: Sequence[Callable[[], _Answer]], workers: int) -> list[_Answer]:
