@@ -19,8 +19,16 @@ Trained = Callable[[Run, Sequence[float] | None], Outcome]
 
 #: Where the walk over learning rates 10^(k/12) begins: the methods scale their updates
 #: differently (two of them add gradients up instead of averaging). It ends where it is best.
-_STARTS = {"pcgrad": -28, "graddrop": -28, "mgda": -4, "nashmtl": -12, "alignedmtl": -4}
-_USUAL_START = -12
+_STARTS = {
+    "pcgrad": -28,
+    "graddrop": -28,
+    "nashmtl": -20,
+    "imtlg": -12,
+    "cagrad": -12,
+    "mgda": -4,
+    "alignedmtl": -4,
+}
+_USUAL_START = -8
 _HALF = COARSE // 2
 #: A seed whose area is so many times that of the first seed, at its rate, tries smaller rates.
 _UNLUCKY = 1.5

@@ -194,8 +194,8 @@ def test_the_best_rival_is_handed_to_the_next_rate(tmp_path: Path) -> None:
 
     best_runs(FIRST, 1, "small", Crew(Store(tmp_path / "runs"), trained, lambda _: None))
     assert rivals[0] is None
-    assert rivals[1] == [learning_rate(-12)]
-    assert rivals[2] == [learning_rate(-16)]
+    assert rivals[1] == [learning_rate(-8)]
+    assert rivals[2] == [learning_rate(-12)]
 
 
 def test_rows_have_errors_ratios_and_say_what_diverged() -> None:
