@@ -4,7 +4,6 @@ A command is a plain typed function: the signature gives its options, the docstr
 """
 
 import ast
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -40,17 +39,6 @@ COMMANDS: Commands = {
 }
 
 _INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C has ended
-
-
-def run() -> None:
-    """Run the command of the shell, and leave."""
-    status = main()
-    if status == _INTERRUPTED:
-        # Python would wait for threads that may wait for workers which are gone.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
 
 
 def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS) -> int:
@@ -144,4 +132,4 @@ def _docstring(command: str) -> str:
 
 
 if __name__ == "__main__":
-    run()
+    sys.exit(main())

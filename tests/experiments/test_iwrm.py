@@ -267,7 +267,14 @@ def test_ctrl_c_ends_workers_too(folder: Path) -> None:
     words = ["--data", str(folder), "--epochs", "500", "--size", "40", "--batch-size", "8"]
     command = [sys.executable, "-m", "lightning_jd.cli", "iwrm", *words, "--workers", "2"]
     command += ["--output", str(folder / "out")]
-    study = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    study = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # whoever runs the tests in the background ignores Ctrl-C, which would be inherited
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         deadline = time.monotonic() + 120
         while len(_children(study.pid)) < 3:  # two workers, and Python's tracker of resources
