@@ -43,6 +43,7 @@ def test_a_room_imports_only_from_the_rooms_below_it(room: str) -> None:
     assert not foreign
 
 
+@pytest.mark.slow
 def test_importing_the_package_imports_nothing_heavy() -> None:
     code = f"import sys, lightning_jd; print([m for m in {HEAVY} if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -109,6 +109,7 @@ def test_without_the_extra_the_message_names_it(
     assert "pip install 'lightning-jd[cli]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_help_imports_only_what_the_command_needs() -> None:
     code = (
         "import sys\nfrom lightning_jd.cli import main\n"

@@ -49,6 +49,7 @@ def test_no_gradient_gives_no_update(cls: type[Aggregator], m: int) -> None:
     assert_close(d, torch.zeros(3), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @every_aggregator
 @EXAMPLES
 @given(J=jacobians())
@@ -56,6 +57,7 @@ def test_the_update_is_finite_at_any_shape_rank_and_scale(cls: type[Aggregator],
     assert bool(of_definition(cls, len(J))(J).isfinite().all())
 
 
+@pytest.mark.slow
 @every_weighted
 @EXAMPLES
 @given(J=jacobians(max_m=4), exponent=st.sampled_from([-8, 8]))

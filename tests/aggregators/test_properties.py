@@ -24,6 +24,7 @@ CLAIM_NON_CONFLICTING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prop", Property, ids=lambda prop: prop.name.lower())
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
 def test_a_property_is_claimed_exactly_when_it_holds(cls: type[Aggregator], prop: Property) -> None:

@@ -122,6 +122,7 @@ def test_memory_that_misses_its_target_is_marked(monkeypatch: pytest.MonkeyPatch
     assert engines.remembered(case, 1)["memory_mark"] == "missed"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 def test_the_peak_of_a_process_is_measured() -> None:
     peak = _memory.peak_memory("mnist-mean", "plain", threads=1)

@@ -7,6 +7,7 @@ every program must be exact whether or not its rows are independent.
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -170,6 +171,7 @@ def random_losses(draw: Draw, x: Tensor) -> Tensor | list[Tensor]:
     return each if shape == "instances" else list(each.unbind())
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_random_programs(data: st.DataObject) -> None:

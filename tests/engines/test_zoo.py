@@ -24,6 +24,7 @@ def test_the_tape_is_exact_on(name: str, dtype: torch.dtype) -> None:
             check_tape(losses, named, memory, TOLERANCE[dtype])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_tape_is_exact_when_it_frees_the_graph_of(name: str) -> None:
     for memory in ("fast", "low"):

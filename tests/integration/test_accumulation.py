@@ -51,6 +51,7 @@ def test_every_micro_batch_counts_in_a_shorter_last_step() -> None:
     assert_same_weights(small, big, **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", ["all", "net.0.*"])
 @pytest.mark.parametrize("groups", [None, "layer"])
 def test_selection_and_groups_as_in_the_big_batch(params: str, groups: str | None) -> None:

@@ -62,6 +62,7 @@ def checkpoint(folder: Path, aggregator: str = "rgw") -> Path:
     return folder / "step=4.ckpt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("surface", SURFACES)
 @pytest.mark.parametrize("step", [1, 4, 6, 9])
 def test_killed_and_resumed_equals_uninterrupted(surface: str, step: int, tmp_path: Path) -> None:

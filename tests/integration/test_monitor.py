@@ -205,6 +205,7 @@ class Gallery(Logger):
     def log_metrics(self, *_: Any, **__: Any) -> None: ...
 
 
+@pytest.mark.slow
 def test_figures_go_to_loggers_with_log_image_and_to_no_others() -> None:
     gallery = Gallery()
     log = {"every_n_steps": 1, "figures": True}
