@@ -71,7 +71,7 @@ def test_the_one_pass_frees_what_the_operations_have_saved(memory: str) -> None:
         assert_close(gradient, parameter.grad)
 
 
-def test_a_checkpoint_is_recomputed_in_two_passes_as_before() -> None:
+def test_a_checkpointed_model_is_exact_in_both_modes() -> None:
     model, x = images()
     inner = model[2:4]
     for memory in ("low", "low", "fast"):

@@ -15,22 +15,26 @@ TASKS = [name for name, build in CASES.items() if build.__module__.endswith("tas
 WAYS = ["one by one", "all at once"]
 
 
-@pytest.fixture(params=WAYS)
-def taken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ways that were offered, with the wanted one taken wherever it is."""
+def ways_offered(monkeypatch: pytest.MonkeyPatch, wanted: str) -> list[str]:
+    """Fills up with the ways that are offered; the wanted one is taken wherever it is."""
     offered: list[str] = []
 
     def choose(_: Any, ways: Mapping[str, Callable[[], object]], unless: Any = ()) -> str:
         offered.extend(ways)
-        return request.param if request.param in ways else next(iter(ways))
+        return wanted if wanted in ways else next(iter(ways))
 
     monkeypatch.setattr(_passes, "fastest", choose)
-    monkeypatch.setattr(_passes.Passes, "_is_slim", lambda self, trunk: True)
     return offered
 
 
+@pytest.fixture(params=WAYS)
+def offered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(_passes.Passes, "_is_slim", lambda self, trunk: True)
+    return ways_offered(monkeypatch, request.param)
+
+
 @pytest.mark.parametrize("name", TASKS)
-def test_every_way_is_exact_on(name: str, taken: list[str]) -> None:
+def test_every_way_is_exact_on(name: str, offered: list[str]) -> None:
     torch.manual_seed(0)
     with default_dtype(torch.float64):
         losses, named = CASES[name]()
@@ -46,23 +50,17 @@ def network(inputs: int, hidden: int, tasks: int) -> tuple[list[tuple[str, Tenso
     return [*trunk.named_parameters("trunk"), *heads.named_parameters("heads")], losses
 
 
-def test_more_tasks_than_go_down_together(taken: list[str]) -> None:
+def test_more_tasks_than_go_down_together(offered: list[str]) -> None:
     named, losses = network(3, 16, tasks=11)
     check_tape(losses, named, "fast", 1e-10)
-    assert set(taken) == set(WAYS)
+    assert set(offered) == set(WAYS)
 
 
 @pytest.mark.parametrize(("hidden", "expected"), [(64, WAYS), (3, WAYS[:1])])
 def test_tasks_go_down_together_only_where_their_gradients_are_few(
     hidden: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offered: list[str] = []
-
-    def choose(_: Any, ways: Mapping[str, Callable[[], object]], unless: Any = ()) -> str:
-        offered.extend(ways)
-        return next(iter(ways))
-
-    monkeypatch.setattr(_passes, "fastest", choose)
+    offered = ways_offered(monkeypatch, WAYS[0])
     named, losses = network(3, hidden, tasks=2)
     check_tape(losses, named, "fast", 1e-10)
     assert offered == expected

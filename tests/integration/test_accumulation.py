@@ -23,7 +23,11 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 @pytest.mark.parametrize(
     "aggregator",
-    ["upgrad", "graddrop", *[pytest.param(n, marks=pytest.mark.slow) for n in ("mean", "mgda")]],
+    [
+        "upgrad",
+        "graddrop",
+        *[pytest.param(n, marks=pytest.mark.slow) for n in ("mean", "mgda", "rgw")],
+    ],
 )
 @pytest.mark.parametrize("form", ["instances", "matrix", "tasks"])
 def test_equal_to_the_big_batch(form: str, aggregator: str) -> None:
