@@ -8,6 +8,7 @@ for the weights v are compared with it as well.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_jd.engines.tape._ledger import Ledger
+from lightning_jd.errors import GraphError
 
 #: Relative error that is rounding, by the least precise type that takes part.
 TOLERANCE = {
@@ -173,3 +175,25 @@ def _by_component(
                 apart.append((others, other))
         components = [*apart, (together, total)]
     return [(tuple(sorted(parameters)), share) for parameters, share in components]
+
+
+def complain(wrong: Sequence[Mismatch], names: Sequence[str], *, raises: bool) -> None:
+    """Name the parameters that are wrong, in a warning or an error.
+
+    Raises:
+        GraphError: If that is asked for.
+    """
+    listed = ", ".join(
+        f"{' and '.join(repr(names[p]) for p in found.parameters)} "
+        f"({found.what}, relative error {found.error:.1e})"
+        for found in wrong
+    )
+    must = "The Gramian must agree with an ordinary backward pass, got a mismatch for "
+    if raises:
+        raise GraphError(f"{must}{listed}. Pass `check='auto'` to deal with them row by row.")
+    warnings.warn(
+        f"{must}{listed}. These parameters are dealt with row by row from now on, which is "
+        "exact but slower. Please report the model.",
+        RuntimeWarning,
+        stacklevel=5,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +15,7 @@ from lightning_jd.engines.tape._certificate import (
     TOLERANCE,
     Mismatch,
     beyond_noise,
+    complain,
     mismatches,
     random_vector,
 )
@@ -55,7 +55,7 @@ class Tape:
             ``"always"`` certifies every step, and ``"off"`` never does.
         check_every: Steps between two certificates.
         retain_graph: Whether the graph of the losses is kept. If not, it is freed on the way where
-            that is possible, as ``Tensor.backward`` does.
+            that is possible, as ``Tensor.backward`` does, and gradients can be asked for once.
 
     Raises:
         ArgumentError: If ``memory`` or ``check`` is none of these.
@@ -202,7 +202,7 @@ class Tape:
             if not wrong:
                 ledger.shares.clear()
                 return self._run(graph, known, plan, Collector) if collects else ledger
-            self._report(wrong)
+            complain(wrong, [name for name, _ in self.named], raises=self._check == "raise")
             standing.demoted |= {p for mismatch in wrong for p in mismatch.parameters}
 
     def _run(
@@ -285,22 +285,6 @@ class Tape:
             thirds = self._ordinary_gradients(v / 3, suspects)
             wrong = beyond_noise(wrong, once, {p: 3 * third for p, third in thirds.items()})
         return wrong
-
-    def _report(self, wrong: Sequence[Mismatch]) -> None:
-        listed = ", ".join(
-            f"{' and '.join(repr(self.named[p][0]) for p in found.parameters)} "
-            f"({found.what}, relative error {found.error:.1e})"
-            for found in wrong
-        )
-        must = "The Gramian must agree with an ordinary backward pass, got a mismatch for "
-        if self._check == "raise":
-            raise GraphError(f"{must}{listed}. Pass `check='auto'` to deal with them row by row.")
-        warnings.warn(
-            f"{must}{listed}. These parameters are dealt with row by row from now on, which is "
-            "exact but slower. Please report the model.",
-            RuntimeWarning,
-            stacklevel=5,
-        )
 
 
 def _instances(objectives: Objectives) -> int:
