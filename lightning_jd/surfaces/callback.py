@@ -49,8 +49,8 @@ class DescentCallback:
             rows, (m, n) numbers, until then.
         nonfinite: ``"raise"`` an error that names the objective and the batch if a loss or its
             gradient is NaN or infinite, or ``"skip"`` the objective and count it.
-        memory: ``"fast"``, or ``"low"`` to keep within about the memory of plain training, at the
-            cost of a second backward pass where activation gradients are large.
+        memory: ``"fast"``, or ``"low"`` to need less memory, at the cost of a second backward pass
+            where activation gradients are large.
         check_replicas: On several processes, make sure that all hold the same parameters after the
             first step and after every so many; 0 for never. It costs one look at the parameters.
         log: Whether to log what the objectives do to each other, as ``jd/...``: ``True``, or a dict
