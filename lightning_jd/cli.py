@@ -33,6 +33,7 @@ COMMANDS: Commands = {
             "engines": "lightning_jd.bench.engines:engines",
             "fit": "lightning_jd.bench.fit:fit",
             "metrics": "lightning_jd.bench.metrics:metrics",
+            "gallery": "lightning_jd.bench.gallery:gallery",
             "ddp": "lightning_jd.bench.ddp:ddp",
         },
     ),

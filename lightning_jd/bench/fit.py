@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from lightning_jd.bench._clock import Timing, ratio
 from lightning_jd.bench._console import console, progress_bar
 from lightning_jd.bench._models import Work, cnn, mlp, mlp_tasks
-from lightning_jd.bench._module import WorkModule, mean_of
+from lightning_jd.bench._module import WorkModule
 from lightning_jd.bench._report import Report, Value
-from lightning_jd.core import backward
+from lightning_jd.bench._turns import Clock, in_turns
 from lightning_jd.errors import ArgumentError
-from lightning_jd.experiments._lightning import bare_trainer, quiet
-from lightning_jd.surfaces.lightning_pytorch import JacobianDescent
 
-Clock = Literal["wall", "cpu"]
 _MUST = 1.10
-_NOW = {"wall": time.perf_counter, "cpu": time.process_time}
-_WARMUP = 5
 _WORK: dict[str, Callable[[], Work]] = {
     "CNN for CIFAR-10, 32 instances": lambda: cnn("cifar10"),
     "CNN for MNIST, 32 instances": lambda: cnn("mnist"),
@@ -106,49 +99,8 @@ def _median_difference(a: Timing, b: Timing) -> float:
 def _in_turns(
     build: Callable[[], Work], aggregator: str | None, repeats: int, clock: Clock
 ) -> tuple[Timing, Timing]:
-    """Time steps of a loop and of a fit; without an aggregator, of plain training."""
     torch.manual_seed(0)
-    by_hand, by_trainer = build(), build()
-    turns = _Turns(_loop_step(by_hand, aggregator), repeats, _NOW[clock])
-    callbacks = [] if aggregator is None else [JacobianDescent(aggregator)]
-    with quiet():
-        trainer = bare_trainer(1, callbacks)
-        trainer.fit(WorkModule(by_trainer, plain=aggregator is None), turns)
-    return Timing(tuple(turns.loop[_WARMUP:])), Timing(tuple(turns.inside[_WARMUP:]))
-
-
-class _Turns:
-    """A loader that takes a step of the loop before each batch, and times the step in between."""
-
-    def __init__(self, step: Callable[[], None], repeats: int, now: Callable[[], float]) -> None:
-        self._step, self._repeats, self._now = step, repeats + _WARMUP, now
-        self.loop: list[float] = []
-        self.inside: list[float] = []
-
-    def __len__(self) -> int:
-        return self._repeats
-
-    def __iter__(self) -> Iterator[int]:
-        for i in range(self._repeats):
-            start = self._now()
-            self._step()
-            between = self._now()
-            yield i
-            self.inside.append(self._now() - between)
-            self.loop.append(between - start)
-        # The Trainer does not come back after the last batch: it has its own count.
-
-
-def _loop_step(work: Work, aggregator: str | None) -> Callable[[], None]:
-    optimizer = torch.optim.SGD(work.model.parameters(), lr=1e-3)
-
-    def step() -> None:
-        losses = work.losses()
-        optimizer.zero_grad()
-        if aggregator is None:
-            mean_of(losses).backward()
-        else:
-            backward(losses, work.model, aggregator)
-        optimizer.step()
-
-    return step
+    by_hand = build()
+    return in_turns(
+        by_hand, WorkModule(build(), plain=aggregator is None), aggregator, repeats, clock
+    )
