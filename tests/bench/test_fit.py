@@ -7,7 +7,8 @@ import pytest
 
 from lightning_jd.bench import fit as module
 from lightning_jd.bench._models import mlp, mlp_tasks
-from lightning_jd.bench.fit import _Turns, fit, measure
+from lightning_jd.bench._turns import _Turns
+from lightning_jd.bench.fit import fit, measure
 from lightning_jd.errors import ArgumentError
 
 WORK = {

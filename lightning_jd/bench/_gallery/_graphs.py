@@ -48,7 +48,7 @@ class _Readout(nn.Module):
 def _network(kind: str, m: int) -> Specimen:
     from torch_geometric.nn import models
 
-    body = getattr(models, kind)(16, 128, 4, **({"norm": "layer_norm"} if kind == "GIN" else {}))
+    body = getattr(models, kind)(16, 128, 4)
     sizes = torch.randint(10, 30, (m,)).tolist()
     batch = {**_graphs(sizes, 16), "labels": torch.randint(0, 4, (m, 3))}
     return Specimen(_Readout(body, 128), always(batch), _classes)
