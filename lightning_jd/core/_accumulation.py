@@ -159,7 +159,7 @@ class Accumulation:
     def _route(
         self, aggregator: Aggregator, pool: Pool, layout: Layout, delivery: Delivery
     ) -> PooledRoute:
-        wide = any(tensor.dtype == torch.float64 for _, tensor in self._named)
+        wide = any(tensor.dtype.to_real() == torch.float64 for _, tensor in self._named)
         dtype = torch.float64 if wide else torch.float32
         like = torch.zeros((), dtype=dtype, device=self._named[0][1].device)
         if isinstance(aggregator, GramianAggregator):

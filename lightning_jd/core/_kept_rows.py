@@ -12,7 +12,7 @@ from lightning_jd.core._exchange import add_by_rows
 from lightning_jd.core._layout import LISTED, Description, Layout, kind_of
 from lightning_jd.core._local_rows import LocalRows, columns_of, per_parameter
 from lightning_jd.core._pool import Pool
-from lightning_jd.engines import NamedParameters, Objectives
+from lightning_jd.engines import NamedParameters, Objectives, column_count
 
 
 class KeptRows(LocalRows):
@@ -113,8 +113,9 @@ class KeptRows(LocalRows):
         if self._sums:
             first, *others = [row for row, _ in self._sums.values()]
             return torch.stack([first, *others]) if others else first.unsqueeze(0)
-        wide = any(tensor.dtype == torch.float64 for _, tensor in self._named)
-        columns, device = sum(t.numel() for _, t in self._named), self._named[0][1].device
+        wide = any(tensor.dtype.to_real() == torch.float64 for _, tensor in self._named)
+        columns = sum(column_count(tensor) for _, tensor in self._named)
+        device = self._named[0][1].device
         dtype = torch.float64 if wide else torch.float32
         empty = torch.zeros((0, columns), dtype=dtype, device=device)
         self._lists = [torch.cat([empty, *self._lists])]

@@ -13,7 +13,7 @@ from lightning_jd.core._exchange import add_contributions
 from lightning_jd.core._layout import LISTED, Description, Layout, kind_of
 from lightning_jd.core._local_rows import LocalRows
 from lightning_jd.core._pool import Pool
-from lightning_jd.engines import NamedParameters, Objectives, Tape, leaves_reached
+from lightning_jd.engines import NamedParameters, Objectives, Tape, column_count, leaves_reached
 from lightning_jd.engines.tape import Contribution
 
 
@@ -54,7 +54,7 @@ class LiveRows(LocalRows):
     @override
     def add_products(self, G: Tensor, pool: Pool, layout: Layout, named: NamedParameters) -> None:
         for some in self._at_a_time(named, layout.m):
-            sizes = [tensor.numel() for _, tensor in some]
+            sizes = [column_count(tensor) for _, tensor in some]
             add_contributions(G, pool, layout, sizes, self._contributions(some))
 
     @override

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_jd.core._layout import Description, Layout
 from lightning_jd.core._pool import Pool
-from lightning_jd.engines import NamedParameters
+from lightning_jd.engines import NamedParameters, column_count, from_columns
 
 
 class LocalRows(ABC):
@@ -50,16 +50,15 @@ class LocalRows(ABC):
 
 def per_parameter(direction: Tensor, named: NamedParameters) -> dict[str, Tensor]:
     """Cut a direction of shape (n,) into the gradients of the parameters."""
-    parts = direction.split([tensor.numel() for _, tensor in named])
+    parts = direction.split([column_count(tensor) for _, tensor in named])
     return {
-        name: part.view(tensor.shape).to(tensor.device, tensor.dtype)
-        for part, (name, tensor) in zip(parts, named, strict=True)
+        name: from_columns(part, tensor) for part, (name, tensor) in zip(parts, named, strict=True)
     }
 
 
 def columns_of(J: Tensor, named: NamedParameters, some: NamedParameters) -> Tensor:
     """The columns of some of the parameters that a Jacobian is about, in its order."""
     wanted = {name for name, _ in some}
-    parts = J.split([tensor.numel() for _, tensor in named], dim=1)
+    parts = J.split([column_count(tensor) for _, tensor in named], dim=1)
     own = zip(parts, named, strict=True)
     return torch.cat([part for part, (name, _) in own if name in wanted], dim=1)

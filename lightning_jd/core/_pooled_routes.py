@@ -17,7 +17,7 @@ from lightning_jd.core._layout import Layout
 from lightning_jd.core._local_rows import LocalRows, per_parameter
 from lightning_jd.core._pool import Pool
 from lightning_jd.core._report import GroupReport
-from lightning_jd.engines import NamedParameters
+from lightning_jd.engines import NamedParameters, column_count
 
 
 class PooledRoute(ABC):
@@ -135,7 +135,7 @@ class ByJacobian(PooledRoute):
     @override
     def combine(self, group: Hashable, named: NamedParameters) -> GroupReport:
         G, J = self.gramians[group], self._matrices.pop(group)
-        m, n = len(G), sum(tensor.numel() for _, tensor in named)
+        m, n = len(G), sum(column_count(tensor) for _, tensor in named)
 
         def with_products() -> Tensor:
             if m == 0:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_jd.aggregators import Aggregator, GramianAggregator
+from lightning_jd.core._local_rows import per_parameter
 from lightning_jd.core._report import GroupReport
 from lightning_jd.engines import NamedParameters, Objectives, Tape, jacobian
 from lightning_jd.errors import NonFiniteError
@@ -109,10 +110,8 @@ def through_jacobian(
         products, squared_length = J @ direction, direction @ direction
         progress.reports[group] = GroupReport(G, None, _names(named), products, squared_length)
         progress.lap("weights")
-        parts = direction.split([tensor.numel() for _, tensor in named])
-        for (name, tensor), part in zip(named, parts, strict=True):
-            progress.found[name] = part.view(tensor.shape).to(tensor.device, tensor.dtype)
-            progress.paths[name] = "jacobian"
+        progress.found.update(per_parameter(direction, named))
+        progress.paths.update(dict.fromkeys(_names(named), "jacobian"))
         progress.lap("gradients")
 
 

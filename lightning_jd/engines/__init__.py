@@ -7,6 +7,7 @@ tensor([[1., 1.],
         [2., 1.]])
 """
 
+from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._gramian import gramian
 from lightning_jd.engines._hooks import hooks_silenced
 from lightning_jd.engines._jacobian import jacobian
@@ -32,7 +33,9 @@ __all__ = [
     "Select",
     "Selection",
     "Tape",
+    "column_count",
     "explain",
+    "from_columns",
     "gramian",
     "hooks_silenced",
     "jacobian",

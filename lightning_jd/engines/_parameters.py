@@ -32,7 +32,7 @@ def named_parameters_of(params: Parameters) -> NamedParameters:
 
     Raises:
         GraphError: If a tensor is no leaf, or none requires a gradient.
-        ArgumentError: If two tensors have the same name, or an entry is no tensor of reals.
+        ArgumentError: If two tensors have the same name, or an entry is no tensor.
 
     Example:
         >>> [name for name, _ in named_parameters_of(nn.Linear(2, 1))]
@@ -47,11 +47,6 @@ def named_parameters_of(params: Parameters) -> NamedParameters:
             )
         if not tensor.requires_grad or id(tensor) in seen:
             continue
-        if tensor.is_complex():
-            raise ArgumentError(
-                f"`params` must be real, got {tensor.dtype} as {name!r}. Train real and imaginary "
-                "parts, and combine them with `torch.view_as_complex`."
-            )
         if not tensor.is_leaf:
             raise GraphError(
                 f"`params` must be leaves of the graph, got {name!r} as the result of "

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from lightning_jd.engines._columns import column_count, to_columns
 from lightning_jd.engines._hooks import hooks_silenced
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines._parameters import NamedParameters
@@ -28,7 +29,8 @@ def rows(
         scale: A factor on the losses.
 
     Yields:
-        The gradients of one loss, one per parameter; ``None`` where it does not reach it.
+        The gradients of one loss, one per parameter, sparse or complex where autograd makes them
+        so; ``None`` where it does not reach it.
     """
     tensors = [tensor for _, tensor in named]
     for i in range(objectives.m):
@@ -37,7 +39,7 @@ def rows(
             gradients = torch.autograd.grad(
                 output, tensors, cotangent * scale, retain_graph=True, allow_unused=True
             )
-        yield [g.to_dense() if g is not None and g.is_sparse else g for g in gradients]
+        yield list(gradients)
 
 
 def row_by_row(
@@ -103,8 +105,8 @@ def _fill(
     height: int,
 ) -> Tensor:
     """Write blocks of ``height`` rows (the last may have fewer) into one matrix."""
-    double = any(tensor.dtype == torch.float64 for _, tensor in named)
-    columns = [tensor.numel() for _, tensor in named]
+    double = any(tensor.dtype.to_real() == torch.float64 for _, tensor in named)
+    columns = [column_count(tensor) for _, tensor in named]
     J = torch.zeros(  # a gradient that is missing is zero
         objectives.m,
         sum(columns),
@@ -114,5 +116,5 @@ def _fill(
     for target, block in zip(J.split(height), blocks, strict=True):
         for place, g in zip(target.split(columns, dim=1), block, strict=True):
             if g is not None:
-                place.copy_(g.reshape(place.shape))
+                place.copy_(to_columns(g).view(place.shape))
     return J

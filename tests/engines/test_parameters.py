@@ -82,14 +82,6 @@ def test_one_name_for_two_tensors_is_refused() -> None:
         named_parameters_of(pairs)
 
 
-def test_complex_parameters_are_refused() -> None:
-    x = torch.ones(2, dtype=torch.complex64, requires_grad=True)
-    with pytest.raises(
-        ArgumentError, match=r"must be real, got torch.complex64 as '0'\. Train real"
-    ):
-        named_parameters_of([x])
-
-
 def test_what_is_no_tensor_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"`params` must hold tensors, got float as '0'"):
         named_parameters_of([1.0])

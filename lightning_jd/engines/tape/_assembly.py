@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from lightning_jd.engines.tape._contribution import Contribution, merge
 from lightning_jd.engines.tape._ledger import Ledger
@@ -15,15 +15,14 @@ class Assembly:
 
     Args:
         plan: What belongs together.
-        left_out: Parameters that are dealt with elsewhere.
         ledger: Where complete units go.
     """
 
-    def __init__(self, plan: Plan, left_out: Collection[int], ledger: Ledger) -> None:
+    def __init__(self, plan: Plan, ledger: Ledger) -> None:
         self._ledger = ledger
         self._unit_of: dict[int, Unit] = {}
         for unit in plan.units:
-            if not any(parameter in left_out for parameter in unit.parameters):
+            if plan.computed.isdisjoint(unit.parameters):
                 for position in unit.uses:
                     self._unit_of[position] = unit
         self._waiting: dict[Unit, dict[int, list[Contribution]]] = {}

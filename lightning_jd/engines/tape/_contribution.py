@@ -92,6 +92,8 @@ class Contribution(ABC):
 class Rows(Contribution):
     """Gradients that are held, one row per objective; for biases, norms and other short parameters.
 
+    Complex rows are held as real ones, with two numbers per entry.
+
     Args:
         rows: Shape ``(m, *shape)`` with the shape of what the operation consumes, in any memory
             order.
@@ -103,6 +105,11 @@ class Rows(Contribution):
 
     def __init__(self, rows: Tensor, placement: Placement, *, is_placed: bool = False) -> None:
         self.placements = (placement,)
+        if rows.is_complex():  # two numbers per entry, with their real inner product
+            rows = torch.view_as_real(
+                (rows if is_placed else placement.placed(rows)).resolve_conj()
+            )
+            is_placed = True
         self._is_placed = is_placed or (placement.where is None and not placement.transposed)
         # Products of rows do not depend on the order of the columns: keep that of the memory
         self._order: list[int] | None = None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import hashlib
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 from torch.autograd.graph import Node
+
+from lightning_jd.engines.tape._owners import Ids
 
 _WRAP = 2**63
 
@@ -38,25 +41,100 @@ def reader(*names: str) -> Callable[[Node], Hashable]:
 
 
 def read_indices(node: Node) -> Hashable:
-    """How each axis of ``x[indices]`` is indexed: ``None`` (not), or a kind and a rank.
+    """How each axis of ``x[indices]`` is indexed: ``None`` (not), or the rank of its index.
 
-    The kind is ``"all"`` (in order) or ``"data"``. Only positions matter, not values:
-    ``x[arange(len(x)), y]`` keeps row i of x in row i, whatever y holds. That is looked up in the
-    tensor itself, in every step.
+    A mask has the rank -1 - d, where d is the number of axes that it covers. There are no facts of
+    indices that would have to be recomputed or loaded.
     """
-    sizes = node._saved_self_sym_sizes  # type: ignore[attr-defined]
-    kinds: list[tuple[str, int] | None] = []
-    for size, index in zip(sizes, node._saved_indices, strict=False):  # type: ignore[attr-defined]
+    if _is_packed(node._raw_saved_indices):  # type: ignore[attr-defined]
+        return None
+    ranks: list[int | None] = []
+    for index in node._saved_indices:  # type: ignore[attr-defined]
         if index is None:
-            kinds.append(None)
-        elif index.dtype in (torch.bool, torch.uint8):
-            kinds.append(("data", -1))
+            ranks.append(None)
         else:
-            kinds.append(("all" if _counts_up(index, size) else "data", index.ndim))
-    return tuple(kinds)
+            ranks.append(-1 - index.ndim if index.dtype in _MASKS else index.ndim)
+    return tuple(ranks)
 
 
-def _counts_up(index: Tensor, size: int) -> bool:
-    if index.ndim != 1 or len(index) != size:
-        return False
-    return torch.equal(index, torch.arange(size, device=index.device))
+_MASKS = (torch.bool, torch.uint8)
+#: Entries of an index that are read at most; owners behind longer ones are found by experiment.
+_READABLE = 1 << 20
+
+
+class Indices:
+    """The values of index tensors, read on demand: the one part of a graph that is data.
+
+    A plan may depend on them, so the ones that were read are part of the key of the plan.
+
+    Args:
+        nodes: The nodes of the graph.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._found: dict[int, tuple[Ids, ...] | None] = {}
+
+    def of(self, node: int) -> tuple[Ids, ...] | None:
+        """The indices that an operation has saved.
+
+        A mask is read as the positions of its true entries, one array per axis of the mask. A
+        single index has the size 1 along axes that it was expanded along, as for ``scatter_add``.
+
+        Returns:
+            ``None`` if they are too long, or would have to be recomputed or loaded.
+        """
+        if node not in self._found:
+            self._found[node] = _index_values(self._nodes[node])
+        return self._found[node]
+
+    @property
+    def read(self) -> frozenset[int]:
+        """The operations whose indices were read."""
+        return frozenset(self._found)
+
+    def digest(self, nodes: Iterable[int]) -> Hashable:
+        """Equal for equal indices."""
+        found: list[Hashable] = []
+        for node in sorted(nodes):
+            arrays = self.of(node)
+            if arrays is None:
+                found.append(None)
+                continue
+            shapes = tuple([array.shape for array in arrays])
+            content = hashlib.blake2b(digest_size=16)
+            for array in arrays:
+                content.update(array.tobytes())
+            found.append((shapes, content.digest()))
+        return tuple(found)
+
+
+def _index_values(node: Node) -> tuple[Ids, ...] | None:
+    for name in ("index", "indices", "mask"):
+        if hasattr(node, "_saved_" + name):
+            break
+    else:
+        return None
+    if _is_packed(getattr(node, "_raw_saved_" + name)):
+        return None
+    saved = getattr(node, "_saved_" + name)
+    arrays: list[Ids] = []
+    for index in saved if isinstance(saved, tuple) else (saved,):
+        if index is None:
+            continue
+        for axis, stride in enumerate(index.stride()):
+            if stride == 0 and name == "index":
+                index = index.narrow(axis, 0, min(1, index.shape[axis]))
+        if index.numel() > _READABLE:
+            return None
+        if index.dtype in _MASKS:
+            arrays += index.cpu().numpy().nonzero()
+        else:
+            arrays.append(index.cpu().numpy().astype(np.int64))
+    return tuple(arrays)
+
+
+def _is_packed(raw: Any) -> bool:
+    """Whether a hook has to be asked for a saved tensor, or for one of several."""
+    several = raw if isinstance(raw, tuple) else (raw,)
+    return any(getattr(one, "unpack_hook", None) is not None for one in several)

@@ -22,8 +22,6 @@ from lightning_jd.engines.tape.flow import FACTS
 
 LEAF = "torch::autograd::AccumulateGrad"
 FOREIGN = -1
-#: Before the names of operations with complex results, about which nothing is assumed.
-COMPLEX = "complex "
 
 
 class Edge(NamedTuple):
@@ -103,11 +101,7 @@ def walk(outputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Graph:
                 number = number_of[child] = len(nodes)
                 nodes.append(child)
             inputs += (number, output_number)
-        shapes = []
-        for described in node._input_metadata:
-            shapes.append(tuple(described.shape))
-            if described.dtype.is_complex:
-                name = COMPLEX + name
+        shapes = [tuple(described.shape) for described in node._input_metadata]
         read = FACTS.get(name)
         signature.append((name, *shapes, tuple(inputs), None if read is None else read(node)))
         if name.startswith("CheckpointFunction"):
@@ -118,7 +112,7 @@ def walk(outputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Graph:
 def types_in(graph: Graph) -> set[torch.dtype]:
     """The floating-point types of all results of operations."""
     found = {described.dtype for node in graph.nodes for described in node._input_metadata}
-    return {dtype for dtype in found if dtype.is_floating_point}
+    return {dtype.to_real() for dtype in found if dtype.is_floating_point or dtype.is_complex}
 
 
 def records_of(signature: Sequence[Any]) -> tuple[Record, ...]:

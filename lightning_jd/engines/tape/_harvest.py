@@ -13,7 +13,7 @@ from lightning_jd.engines.tape._contribution import Contribution, Rows
 from lightning_jd.engines.tape._graph import Graph
 from lightning_jd.engines.tape._local import broadcast_once, local_rows
 from lightning_jd.engines.tape._plan import Plan
-from lightning_jd.engines.tape._resolve import ResolvedUse
+from lightning_jd.engines.tape._units import Use
 from lightning_jd.engines.tape.rules import NotApplicableError, Site, rule_of, saved_names_of
 from lightning_jd.errors import GraphError
 
@@ -27,7 +27,6 @@ class Harvest:
     Args:
         graph: The graph.
         plan: The plan for it.
-        uses: The uses to deliver, with their owners.
         m: The number of owners.
         dtype: The type to compute in.
         scale: What the losses are multiplied by before they are differentiated.
@@ -37,16 +36,16 @@ class Harvest:
         self,
         graph: Graph,
         plan: Plan,
-        uses: Sequence[ResolvedUse],
         m: int,
         dtype: torch.dtype,
         scale: float | Tensor,
     ) -> None:
-        self.graph, self.records, self._refused = graph, plan.records, plan.refused
+        self.graph, self.plan, self.records = graph, plan, plan.records
         self.m, self.dtype, self.scale = m, dtype, scale
-        self.by_node: dict[int, list[ResolvedUse]] = {}
-        for use in uses:
-            self.by_node.setdefault(use.use.node, []).append(use)
+        #: The positions of the uses of each node.
+        self.by_node: dict[int, list[int]] = {}
+        for position, use in enumerate(plan.uses):
+            self.by_node.setdefault(use.node, []).append(position)
         self.ends = plan.ends_of(self.by_node)
         self._fetched: dict[int, dict[str, Any]] = {}
         #: Positions of uses without an applicable rule, whose operation is differentiated alone.
@@ -70,27 +69,26 @@ class Harvest:
                 accepted them before, and no saved tensor may have a hook.
         """
         self._fetched = read_ahead(
-            (use.position, self.graph.nodes[use.use.node], self._saved_names(use))
-            for uses in self.by_node.values()
-            for use in uses
+            (position, self.graph.nodes[use.node], self._saved_names(use))
+            for position, use in enumerate(self.plan.uses)
         )
-        later: list[tuple[ResolvedUse, Cotangents]] = []
+        later: list[tuple[int, Cotangents]] = []
 
         def consume(node: int, cotangents: Cotangents) -> None:
             if all(cotangent is None for cotangent in cotangents):
                 return
             cotangents = self._unscaled(cotangents)
-            for use in self.by_node[node]:
-                part = self._by_rule(use, cotangents)
-                self._refused[use.position] = part is None
+            for position in self.by_node[node]:
+                part = self._by_rule(position, cotangents)
+                self.plan.refused[position] = part is None
                 if part is None and not retain_graph:
-                    raise _changed_its_mind(self.records[use.use.node].name)
+                    raise _changed_its_mind(self.records[node].name)
                 if part is None:
                     # it runs the node, which must not happen inside of the pass: saved tensors of
                     # checkpoints are given out once per pass
-                    later.append((use, cotangents))
+                    later.append((position, cotangents))
                 else:
-                    deliver(use.position, [part])
+                    deliver(position, [part])
 
         grad_outputs = grad_outputs * self.scale
         run(
@@ -103,51 +101,60 @@ class Harvest:
             retain_graph=retain_graph,
         )
         while later:
-            use, cotangents = later.pop()
-            deliver(use.position, self._locally(use, cotangents))
+            position, cotangents = later.pop()
+            deliver(position, self._locally(position, cotangents))
 
-    def _saved_names(self, use: ResolvedUse) -> tuple[str, ...]:
-        return saved_names_of(self.records[use.use.node].name, use.use.slots[0])
+    def _saved_names(self, use: Use) -> tuple[str, ...]:
+        return saved_names_of(self.records[use.node].name, use.slots[0])
 
     def _unscaled(self, cotangents: Cotangents) -> Cotangents:
         if isinstance(self.scale, (int, float)) and self.scale == 1:
             return cotangents
-        return tuple([None if D is None else D.to(self.dtype) / self.scale for D in cotangents])
+        return tuple([None if D is None else self._cast(D) / self.scale for D in cotangents])
+
+    def _cast(self, D: Tensor) -> Tensor:
+        return D.to(self.dtype.to_complex() if D.is_complex() else self.dtype)
 
     def _site(
-        self, use: ResolvedUse, cotangents: Cotangents, slots: Sequence[int] | None = None
+        self, position: int, cotangents: Cotangents, slots: Sequence[int] | None = None
     ) -> Site:
-        chosen = range(len(use.use.slots)) if slots is None else slots
+        use = self.plan.uses[position]
+        chosen = range(len(use.slots)) if slots is None else slots
         return Site(
-            node=self.graph.nodes[use.use.node],
-            slots=tuple([use.use.slots[j] for j in chosen]),
+            node=self.graph.nodes[use.node],
+            slots=tuple([use.slots[j] for j in chosen]),
             cotangents=cotangents,
-            arrangement=use.arrangement,
-            placements=tuple([use.use.placements[j] for j in chosen]),
+            arrangement=self.plan.arrangements[position],
+            placements=tuple([use.placements[j] for j in chosen]),
             dtype=self.dtype,
-            fetched=self._fetched.get(use.position, {}),
+            fetched=self._fetched.get(position, {}),
         )
 
-    def _by_rule(self, use: ResolvedUse, cotangents: Cotangents) -> Contribution | None:
-        rule = rule_of(self.records[use.use.node].name, use.use.slots[0])
-        if rule is None or use.arrangement is None:
+    def _by_rule(self, position: int, cotangents: Cotangents) -> Contribution | None:
+        use = self.plan.uses[position]
+        rule = rule_of(self.records[use.node].name, use.slots[0])
+        if rule is None or self.plan.arrangements[position] is None:
             return None
-        site = self._site(use, cotangents)
+        if cotangents[0] is not None and cotangents[0].is_complex():
+            return None  # rules are about real numbers
+        site = self._site(position, cotangents)
         try:
             found = rule(site)
         except NotApplicableError:
             return None
         return found if isinstance(found, Contribution) else Rows(found, site.placements[0])
 
-    def _locally(self, use: ResolvedUse, cotangents: Cotangents) -> list[Contribution]:
-        record = self.records[use.use.node]
+    def _locally(self, position: int, cotangents: Cotangents) -> list[Contribution]:
+        use = self.plan.uses[position]
+        record = self.records[use.node]
+        assert use.owners is not None
         parts = []
-        for j in range(len(use.use.slots)):
-            site = self._site(use, cotangents, [j])
+        for j in range(len(use.slots)):
+            site = self._site(position, cotangents, [j])
             part = broadcast_once(site, record)
             if part is None:
                 part = local_rows(site, use.owners, self.m)
-                self.local.add(use.position)
+                self.local.add(position)
             parts.append(part)
         return parts
 

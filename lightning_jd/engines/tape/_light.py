@@ -7,7 +7,6 @@ from math import prod
 from lightning_jd.engines.tape._backward_pass import is_hooked
 from lightning_jd.engines.tape._graph import Graph
 from lightning_jd.engines.tape._plan import Plan
-from lightning_jd.engines.tape._resolve import Resolution, ResolvedUse
 from lightning_jd.engines.tape.rules import saved_names_of
 
 #: What may be kept, as a share of parameters and of the results of all operations.
@@ -19,26 +18,25 @@ _VIEWS = frozenset(
 )
 
 
-def can_free(graph: Graph, plan: Plan, resolution: Resolution) -> bool:
+def can_free(graph: Graph, plan: Plan) -> bool:
     """Whether the pass for the Gramian leaves nothing to do for which the graph is needed.
 
     Args:
         graph: The graph.
         plan: The plan for it.
-        resolution: The owners of all uses.
     """
-    if plan.computed:
-        return False  # the computations on parameters are differentiated after the pass
-    for use in resolution.uses:
-        if plan.refused.get(use.position, True):
+    if plan.computed or plan.by_rows:
+        return False  # computations on parameters, and rows, are differentiated after the pass
+    for position, use in enumerate(plan.uses):
+        if plan.refused.get(position, True):
             return False  # unknown, or the operation is run once more after the pass
-        node, slot = graph.nodes[use.use.node], use.use.slots[0]
+        node, slot = graph.nodes[use.node], use.slots[0]
         if any(is_hooked(node, name) for name in saved_names_of(node.name(), slot)):
             return False  # what is recomputed is given out once per pass
     return True
 
 
-def is_light(plan: Plan, resolution: Resolution) -> bool:
+def is_light(plan: Plan) -> bool:
     """Whether one pass that frees the graph takes less memory than two of which the last does.
 
     The first of two passes has to leave all activations in place. One pass alone has to keep the
@@ -46,10 +44,9 @@ def is_light(plan: Plan, resolution: Resolution) -> bool:
     for images these are few, for long sequences many.
 
     Args:
-        plan: The plan.
-        resolution: The owners of all uses; all must have a rule.
+        plan: The plan; all uses must have a rule.
     """
-    kept = sum(_numbers(plan, use) for use in resolution.uses)
+    kept = sum(_numbers(plan, position) for position in range(len(plan.uses)))
     numbers = sum(
         prod(shape)
         for record in plan.records
@@ -59,8 +56,9 @@ def is_light(plan: Plan, resolution: Resolution) -> bool:
     return kept <= _SHARE * numbers
 
 
-def _numbers(plan: Plan, use: ResolvedUse) -> int:
+def _numbers(plan: Plan, position: int) -> int:
     """How many numbers are kept for the gradients of a use: the rows, or what comes to it."""
-    assert use.arrangement is not None
-    rows = use.arrangement.m * sum(placement.size for placement in use.use.placements)
-    return min(rows, prod(plan.records[use.use.node].shapes[0]))
+    use, arrangement = plan.uses[position], plan.arrangements[position]
+    assert arrangement is not None
+    rows = arrangement.m * sum(placement.size for placement in use.placements)
+    return min(rows, prod(plan.records[use.node].shapes[0]))

@@ -49,7 +49,7 @@ def local_rows(site: Site, owners: Sequence[Owners | None], m: int) -> Contribut
         owners: The owners of each output of the node.
         m: The number of owners.
     """
-    rows = site.cotangent_like.new_zeros(m, *site.shape, dtype=site.dtype)
+    rows: Tensor | None = None
     for owner in sorted({int(i) for o in owners if o is not None for i in o.ids if i >= 0}):
         masked = [
             None if D is None or who is None else _masked(D, who, owner)
@@ -57,7 +57,11 @@ def local_rows(site: Site, owners: Sequence[Owners | None], m: int) -> Contribut
         ]
         gradient = local_vjp(site.node, masked)[site.slots[0]]
         if gradient is not None:
-            rows[owner] = _fitted(gradient, site.shape)
+            row = site.cast(_fitted(gradient, site.shape))
+            rows = row.new_zeros(m, *site.shape) if rows is None else rows
+            rows[owner] = row
+    if rows is None:
+        rows = site.cotangent_like.new_zeros(m, *site.shape, dtype=site.dtype)
     return Rows(rows, site.placements[0])
 
 

@@ -11,12 +11,14 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from lightning_jd.engines.tape._evidence import Evidence
 from lightning_jd.engines.tape._graph import LEAF, Edge, Graph, Record, records_of
-from lightning_jd.engines.tape._owners import alone, in_order
 from lightning_jd.engines.tape._plan import Plan, make_plan
 from lightning_jd.engines.tape.rules import version
 
 _Value = TypeVar("_Value")
+#: Plans that are remembered for one graph, whose index tensors may differ from step to step.
+_PLANS = 8
 
 
 class Recent(Generic[_Value]):
@@ -35,14 +37,24 @@ class Recent(Generic[_Value]):
 
     def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
         """The entry for a key; made if there is none."""
-        found = self._entries.get(key)
+        found = self.find(key)
         if found is None:
-            found = self._entries[key] = make()
-            if len(self._entries) > self._size:
-                self._entries.popitem(last=False)
-        else:
-            self._entries.move_to_end(key)
+            found = make()
+            self.put(key, found)
         return found
+
+    def find(self, key: Hashable) -> _Value | None:
+        """The entry for a key, if there is one."""
+        if key not in self._entries:
+            return None
+        self._entries.move_to_end(key)
+        return self._entries[key]
+
+    def put(self, key: Hashable, value: _Value) -> None:
+        """Remember an entry, and forget the one that was not used for the longest time."""
+        self._entries[key] = value
+        if len(self._entries) > self._size:
+            self._entries.popitem(last=False)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -75,20 +87,28 @@ class KnownGraph:
         self.roots = roots
         #: The same for graphs that differ in sizes only.
         self.kind = _kind(self.records, roots)
-        self._plans: dict[tuple[int, frozenset[int]], Plan] = {}
+        self._plans: Recent[Plan] = Recent(_PLANS)
+        #: What plans for this graph have asked for: index tensors and experiments.
+        self._read: frozenset[int] = frozenset()
+        self._probed: frozenset[Edge] = frozenset()
 
-    def plan(self, owners: int, demoted: frozenset[int] = frozenset()) -> Plan:
+    def plan(self, evidence: Evidence, demoted: frozenset[int] = frozenset()) -> Plan:
         """The plan for this graph.
 
         Args:
-            owners: The number of instances that own slices; one owner owns everything.
+            evidence: What the data of this step say.
             demoted: Parameters that must not be claimed.
         """
-        key = (owners, demoted)
-        if key not in self._plans:
-            begin = alone() if owners == 1 else in_order(owners)
-            self._plans[key] = make_plan(self.records, [(e, begin) for e in self.roots], demoted)
-        return self._plans[key]
+        found = self._plans.find(self._key(evidence, demoted))
+        if found is None:
+            found = make_plan(self.records, self.roots, evidence, demoted)
+            self._read |= evidence.indices.read
+            self._probed |= evidence.probed.keys()
+            self._plans.put(self._key(evidence, demoted), found)
+        return found
+
+    def _key(self, evidence: Evidence, demoted: frozenset[int]) -> Hashable:
+        return evidence.m, demoted, evidence.digest(self._read, self._probed)
 
 
 _known: Recent[KnownGraph] = Recent(64)

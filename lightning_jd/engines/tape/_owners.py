@@ -53,6 +53,27 @@ class Owners:
         ids[where] = self.ids
         return Owners(self.axis, ids)
 
+    def scattered(self, where: Ids, size: int) -> Owners | None:
+        """The owners of the slices that these were read from, some of them perhaps repeatedly.
+
+        Args:
+            where: The position that each slice was read from; one row per slice if it was read from
+                several.
+            size: How many slices there are.
+
+        Returns:
+            ``None`` if two owners have read one slice.
+
+        Example:
+            >>> Owners(0, np.array([0, 0, 1])).scattered(np.array([2, 1, 0]), 4).ids.tolist()
+            [1, 0, 0, -1]
+        """
+        ids = np.full(size, NOBODY)
+        readers = np.broadcast_to(self.ids.reshape(-1, *[1] * (where.ndim - 1)), where.shape)
+        owned = readers != NOBODY
+        ids[where[owned]] = readers[owned]
+        return None if (ids[where[owned]] != readers[owned]).any() else Owners(self.axis, ids)
+
     def equals(self, other: Owners) -> bool:
         """Whether both say the same of every slice."""
         return self.axis == other.axis and np.array_equal(self.ids, other.ids)
@@ -114,6 +135,20 @@ def joined(first: Owners, second: Owners) -> Owners | None:
         return None
     conflict = (first.ids != second.ids) & (first.ids != NOBODY) & (second.ids != NOBODY)
     return None if conflict.any() else Owners(first.axis, np.maximum(first.ids, second.ids))
+
+
+def along_one_axis(grid: Ids) -> Owners | None:
+    """The owners of a tensor, entry by entry, if they depend on the position along one axis.
+
+    Example:
+        >>> along_one_axis(np.array([[3, 4], [3, 4]]))
+        Owners(axis=1, ids=array([3, 4]))
+    """
+    for axis in range(grid.ndim):
+        lines = np.moveaxis(grid, axis, -1).reshape(-1, grid.shape[axis])
+        if len(lines) and (lines == lines[:1]).all():
+            return Owners(axis, lines[0].copy())
+    return None
 
 
 def in_order(count: int) -> Owners:

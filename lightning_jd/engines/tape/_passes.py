@@ -165,7 +165,7 @@ class Passes:
             elif task is not None:
                 held.append(self._put(None, task, target, gradients))
             elif target.row is None:
-                held.append(self._unscaled(gradients).to(self.dtype))
+                held.append(self._cast(self._unscaled(gradients)))
             else:
                 block = None
                 for k, gradient in enumerate(gradients):
@@ -177,15 +177,19 @@ class Passes:
         row = self._unscaled(gradient)
         if target.row is not None:
             row = target.row(row)
+        row = self._cast(row)
         if target.task is not None:
-            return row.unsqueeze(0).to(self.dtype)
+            return row.unsqueeze(0)
         if block is None:
-            block = row.new_zeros(self.objectives.m, *row.shape, dtype=self.dtype)
+            block = row.new_zeros(self.objectives.m, *row.shape)
         block[k] = row
         return block
+
+    def _cast(self, gradient: Tensor) -> Tensor:
+        return gradient.to(self.dtype.to_complex() if gradient.is_complex() else self.dtype)
 
     def _unscaled(self, gradient: Tensor) -> Tensor:
         dense = gradient.to_dense() if gradient.is_sparse else gradient
         if isinstance(self.scale, (int, float)) and self.scale == 1:
             return dense
-        return dense.to(self.dtype) / self.scale
+        return self._cast(dense) / self.scale

@@ -1,4 +1,4 @@
-"""What to do with each parameter of a graph: a function of its records and of nothing else."""
+"""What to do with each parameter of a graph: a function of its records and of the evidence."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
+import numpy as np
+
 from lightning_jd.engines.tape._arrangement import Arrangement
+from lightning_jd.engines.tape._evidence import Evidence
 from lightning_jd.engines.tape._graph import FOREIGN, LEAF, Edge, Record
 from lightning_jd.engines.tape._order import lowest, parents_first, reaching_of
-from lightning_jd.engines.tape._owners import Owners
+from lightning_jd.engines.tape._owners import Owners, Shape, alone, in_order
 from lightning_jd.engines.tape._survey import Survey
 from lightning_jd.engines.tape._trunk import Trunk, find_trunk
 from lightning_jd.engines.tape._units import Unit, Use, units_of
@@ -25,6 +28,8 @@ class Plan:
         records: The graph.
         uses: All uses that contributions come from.
         units: What settles together.
+        arrangements: Of each use, what sorts the first output of its node by owner; ``None`` if
+            other outputs matter too.
         computed: Parameters that are reached through other computations on parameters.
         virtual: The uses of results of such computations.
         by_rows: Parameters for which one pass per objective is needed.
@@ -33,7 +38,6 @@ class Plan:
         order: The nodes, parents first.
         leaves: The node of each tracked parameter.
         sizes: How many numbers each result of an operation has, those of parameters alone aside.
-        arrangements: Filled on demand: how the outputs of each use are sorted by owner.
         refused: Filled on the way: whether the rule for a use did not apply.
         number: Different for every plan.
     """
@@ -41,6 +45,7 @@ class Plan:
     records: tuple[Record, ...]
     uses: tuple[Use, ...]
     units: tuple[Unit, ...]
+    arrangements: tuple[Arrangement | None, ...]
     computed: frozenset[int]
     virtual: tuple[int, ...]
     by_rows: frozenset[int]
@@ -49,7 +54,6 @@ class Plan:
     order: tuple[int, ...]
     leaves: dict[int, int]
     sizes: dict[Edge, int]
-    arrangements: dict[int, Arrangement | None] = field(default_factory=dict)
     refused: dict[int, bool] = field(default_factory=dict)
     number: int = field(default_factory=itertools.count().__next__)
     _trunks: dict[tuple[Edge, ...], Trunk | None] = field(default_factory=dict)
@@ -80,34 +84,46 @@ class Plan:
 
 def make_plan(
     records: tuple[Record, ...],
-    roots: Sequence[tuple[Edge, Owners]],
+    roots: Sequence[Edge],
+    evidence: Evidence,
     demoted: Collection[int] = (),
 ) -> Plan:
     """Follow the owners from the losses down to the parameters.
 
     Args:
         records: The graph.
-        roots: The outputs that are differentiated, with their owners.
+        roots: The outputs that are differentiated.
+        evidence: What the data of this step say; what matters is looked up.
         demoted: Parameters that must not be claimed.
     """
-    order = parents_first(records, [edge.node for edge, _ in roots])
+    order = parents_first(records, [edge.node for edge in roots])
     reaching = reaching_of(records, order)
-    survey = Survey(records, reaching)
-    for edge, owners in roots:
-        survey.arrive(edge, owners)
-    for node in order:
-        if node in reaching and records[node].name != LEAF:
-            survey.cross(node)
-    return _sorted_out(survey, frozenset(demoted), order)
+    begin = alone() if evidence.m == 1 else in_order(evidence.m)
+    while True:
+        survey = Survey(records, reaching, evidence.indices, evidence.probed)
+        for edge in roots:
+            survey.arrive(edge, begin)
+        for node in order:
+            if node in reaching and records[node].name != LEAF:
+                survey.cross(node)
+        if evidence.m == 1 or not survey.frontier:
+            return _sorted_out(survey, frozenset(demoted), order, evidence.m)
+        evidence.probe(survey.frontier)
 
 
 def _sorted_out(
     survey: Survey,
     demoted: frozenset[int],
     order: tuple[int, ...],
+    m: int,
 ) -> Plan:
     records = survey.records
-    by_rows = demoted | survey.opaque
+    mixed = {
+        k for use in (*survey.uses, *survey.virtual) if use.owners is None for k in use.parameters
+    }
+    if any(parameter < 0 for parameter in mixed):  # the result of a computation on parameters
+        mixed |= survey.computed
+    by_rows = demoted | survey.opaque | {parameter for parameter in mixed if parameter >= 0}
     reached = {records[node].facts for node in survey.reaching if records[node].name == LEAF}
     computed = survey.computed - by_rows
     placed = [use for use in survey.uses if use.placements[0].parameter not in by_rows]
@@ -120,6 +136,7 @@ def _sorted_out(
         records=records,
         uses=tuple(uses),
         units=tuple(units),
+        arrangements=tuple([_arrangement(use, records, m) for use in uses]),
         computed=frozenset(computed),
         virtual=tuple(virtual),
         by_rows=frozenset(by_rows & reached),
@@ -133,3 +150,18 @@ def _sorted_out(
         },
         sizes={edge: prod(records[edge.node].shapes[edge.output]) for edge in survey.states},
     )
+
+
+def _arrangement(use: Use, records: Sequence[Record], m: int) -> Arrangement | None:
+    assert use.owners is not None
+    first, *others = use.owners
+    if first is None or any(others):
+        return None
+    first = _along_some_axis(first, records[use.node].shapes[0])
+    return None if first is None else Arrangement(first, m)
+
+
+def _along_some_axis(owners: Owners, shape: Shape) -> Owners | None:
+    if owners.axis is not None:
+        return owners
+    return Owners(0, np.repeat(owners.ids, shape[0])) if shape else None

@@ -10,6 +10,7 @@ from torch import Tensor
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines.tape._assembly import Assembly
 from lightning_jd.engines.tape._contribution import Contribution, Rows
+from lightning_jd.engines.tape._evidence import Evidence
 from lightning_jd.engines.tape._general import add_rows
 from lightning_jd.engines.tape._graph import Graph
 from lightning_jd.engines.tape._harvest import Harvest
@@ -17,7 +18,6 @@ from lightning_jd.engines.tape._ledger import Ledger
 from lightning_jd.engines.tape._light import can_free, is_light
 from lightning_jd.engines.tape._memory import KnownGraph
 from lightning_jd.engines.tape._plan import Plan
-from lightning_jd.engines.tape._resolve import Resolution, resolve
 from lightning_jd.engines.tape._virtual import computed_rows
 
 
@@ -59,35 +59,30 @@ class Recording:
         if not isinstance(losses, Tensor) or self.objectives.kind == "tasks" or len(losses) == 1:
             by_rows = set(plan.reached)
         else:
-            resolution = resolve(self.graph, plan, losses)
-            by_rows |= resolution.lost
             if not self.retain_graph:
-                self._decide_to_free(resolution, ledger, comes_back=bool(by_rows))
-            if resolution.uses:
-                self._by_owners(losses, resolution, ledger)
+                self._decide_to_free(ledger)
+            if plan.uses:
+                self._by_owners(losses, ledger)
         if by_rows:
             self._by_rows(by_rows, ledger)
 
-    def _decide_to_free(self, resolution: Resolution, ledger: Ledger, *, comes_back: bool) -> None:
+    def _decide_to_free(self, ledger: Ledger) -> None:
         """Free the graph in the only pass if there is one and what it keeps is little."""
-        frees = not comes_back and can_free(self.graph, self.plan, resolution)
-        frees = frees and (ledger.keeps or is_light(self.plan, resolution))
+        frees = can_free(self.graph, self.plan) and (ledger.keeps or is_light(self.plan))
         self.retain_graph = not frees
         ledger.keeps = ledger.keeps or frees
 
-    def _by_owners(self, losses: Tensor, resolution: Resolution, ledger: Ledger) -> None:
-        harvest = Harvest(
-            self.graph, self.plan, resolution.uses, len(losses), ledger.G.dtype, self.scale
-        )
-        assembly = Assembly(self.plan, resolution.lost | self.plan.computed, ledger)
+    def _by_owners(self, losses: Tensor, ledger: Ledger) -> None:
+        harvest = Harvest(self.graph, self.plan, len(losses), ledger.G.dtype, self.scale)
+        assembly = Assembly(self.plan, ledger)
         if losses.ndim == 1:
             ones, keep = torch.ones_like(losses), self.retain_graph
             harvest.run(losses, ones, assembly.deliver, retain_graph=keep)
         else:
             _run_per_task(harvest, losses, assembly)
         assembly.close()
-        self._name_paths(resolution, harvest)
-        computed = {k: self.parameters[k] for k in self.plan.computed - resolution.lost}
+        self._name_paths(harvest)
+        computed = {k: self.parameters[k] for k in self.plan.computed}
         if computed:
             m = self.objectives.m
             for rows in computed_rows(self.graph, self.plan, assembly.others, computed, m):
@@ -95,16 +90,16 @@ class Recording:
             self.paths.update(dict.fromkeys(computed, "computed"))
 
     def _by_rows(self, positions: set[int], ledger: Ledger) -> None:
-        general = self.known.plan(owners=1)
+        general = self.known.plan(Evidence(self.graph, None, self.scale))
         chosen = {k: self.parameters[k] for k in sorted(positions)}
         paths = add_rows(ledger, self.graph, general, self.objectives, chosen, self.scale)
         self.paths.update(paths)
 
-    def _name_paths(self, resolution: Resolution, harvest: Harvest) -> None:
-        for use in resolution.uses:
-            name = self.plan.records[use.use.node].name
-            how = "local" if use.position in harvest.local else "rule"
-            for placement in use.use.placements:
+    def _name_paths(self, harvest: Harvest) -> None:
+        for position, use in enumerate(self.plan.uses):
+            name = self.plan.records[use.node].name
+            how = "local" if position in harvest.local else "rule"
+            for placement in use.placements:
                 if self.paths.get(placement.parameter, "rule").startswith("rule"):
                     self.paths[placement.parameter] = f"{how} {name}"
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import partial
 from math import prod
 
-from lightning_jd.engines.tape._graph import COMPLEX, LEAF, Edge, Record
+from lightning_jd.engines.tape._facts import Indices
+from lightning_jd.engines.tape._graph import LEAF, Edge, Record
 from lightning_jd.engines.tape._owners import Owners, joined
 from lightning_jd.engines.tape._placement import Placement, place
 from lightning_jd.engines.tape._units import Use
@@ -26,25 +28,46 @@ OPAQUE = "CompiledFunctionBackward"
 
 
 class Survey:
-    """Crosses the graph and notes every use of a parameter."""
+    """Crosses the graph and notes every use of a parameter.
 
-    def __init__(self, records: tuple[Record, ...], reaching: set[int]) -> None:
+    Args:
+        records: The graph.
+        reaching: The nodes that a tracked parameter is below.
+        indices: Reads index tensors, where owners depend on them.
+        probed: The owners at some edges, found by experiment; ``None`` where they are mixed.
+    """
+
+    def __init__(
+        self,
+        records: tuple[Record, ...],
+        reaching: set[int],
+        indices: Indices,
+        probed: Mapping[Edge, Owners | None],
+    ) -> None:
         self.records, self.reaching = records, reaching
+        self._indices, self._probed = indices, probed
         self.states: dict[Edge, State] = {}
         self.uses: list[Use] = []
         self.virtual: list[Use] = []
         self.computed: set[int] = set()
         self.culprits: dict[int, str] = {}
+        #: Where owners got lost, and no experiment has been made yet.
+        self.frontier: set[Edge] = set()
         self._lost_at: dict[int, str] = {}
         self.opaque: set[int] = set()
 
     def arrive(self, edge: Edge, state: State) -> None:
         """Note one more path by which gradients come to an output of a node."""
+        if edge in self._probed:
+            self.states[edge] = self._probed[edge] or Zone.UNPROVEN
+            return
         before = self.states.get(edge)
         if before is None:
             self.states[edge] = state
         elif isinstance(before, Owners) and isinstance(state, Owners):
             self.states[edge] = joined(before, state) or Zone.UNPROVEN
+            if self.states[edge] is Zone.UNPROVEN:
+                self.frontier.add(edge)
         elif before is not state:
             self.states[edge] = Zone.UNPROVEN
 
@@ -60,10 +83,10 @@ class Survey:
             return
         owners = _owners(states)
         lost_at = None if owners is not None else self._lost_at.get(node, "several paths")
-        if record.name == OPAQUE or record.name.startswith(COMPLEX):
+        if record.name == OPAQUE:
             self._give_up(record)
             return
-        flowed = [None] * len(record.inputs) if owners is None else self._flow(record, owners)
+        flowed = [None] * len(record.inputs) if owners is None else self._flow(node, owners)
         for slot, child in enumerate(record.inputs):
             if child is None or child.node not in self.reaching:
                 continue
@@ -80,6 +103,8 @@ class Survey:
                 flow = flowed[slot]
                 if not isinstance(flow, Owners):
                     self._lost_at.setdefault(child.node, lost_at or record.name)
+                    if owners is not None and child not in self._probed:
+                        self.frontier.add(child)
                 self.arrive(child, flow if isinstance(flow, Owners) else Zone.UNPROVEN)
 
     def _children(self, record: Record) -> list[Edge]:
@@ -102,15 +127,19 @@ class Survey:
                 self.culprits[below.facts] = record.name
             else:
                 self._lost_at.setdefault(child.node, record.name)
+                if child not in self._probed:
+                    self.frontier.add(child)
                 self.arrive(child, Zone.UNPROVEN)
 
-    def _flow(self, record: Record, owners: Sequence[Owners | None]) -> Sequence[object]:
+    def _flow(self, node: int, owners: Sequence[Owners | None]) -> Sequence[object]:
+        record = self.records[node]
         shapes = [
             None if child is None else self.records[child.node].shapes[child.output]
             for child in record.inputs
         ]
         facts = record.facts if isinstance(record.facts, tuple) else ()
-        return flow_of(record.name, Crossing(owners, record.shapes, shapes, facts))
+        read = partial(self._indices.of, node)
+        return flow_of(record.name, Crossing(owners, record.shapes, shapes, facts, read))
 
 
 def _owners(states: Sequence[State | None]) -> list[Owners | None] | None:

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lightning_jd.engines._columns import column_count, from_columns, to_columns
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines.tape._certificate import (
     TOLERANCE,
@@ -22,6 +23,7 @@ from lightning_jd.engines.tape._certificate import (
 from lightning_jd.engines.tape._collector import Collector
 from lightning_jd.engines.tape._contribution import Contribution
 from lightning_jd.engines.tape._differentiate import gradients_of
+from lightning_jd.engines.tape._evidence import Evidence
 from lightning_jd.engines.tape._graph import Graph, types_in, walk
 from lightning_jd.engines.tape._ledger import Ledger
 from lightning_jd.engines.tape._memory import KnownGraph, known_graph, standing_of
@@ -138,7 +140,7 @@ class Tape:
         """
         contributions = self.contributions()
         assert self._ledger is not None
-        sizes = [tensor.numel() for tensor in self._tensors]
+        sizes = [column_count(tensor) for tensor in self._tensors]
         J = self._ledger.G.new_zeros(self.objectives.m, sum(sizes))
         columns = J.split(sizes, dim=1)
         with self._full_precision():
@@ -164,7 +166,7 @@ class Tape:
                 keep = self._retain_graph
                 found |= self._ordinary_gradients(weights, unkept, retain_graph=keep)
         return [
-            found[k].view(tensor.shape).to(tensor) if k in found else None
+            from_columns(found[k], tensor) if k in found else None
             for k, (_, tensor) in enumerate(self.named)
         ]
 
@@ -180,14 +182,15 @@ class Tape:
 
     def _record(self, *, collects: bool = False) -> Ledger:
         graph = walk(self.objectives.outputs, self._tensors)
-        owners = _instances(self.objectives)
+        instances = _instances(self.objectives)
+        evidence = Evidence(graph, instances, self._scale)
         known = known_graph(graph)
-        standing = standing_of(known, owners)
+        standing = standing_of(known, evidence.m)
         is_due = self._check == "always" or standing.steps % max(1, self._check_every) == 0
         is_due = is_due and self._check != "off"
         standing.steps += 1
         while True:
-            plan = known.plan(owners, standing.demoted)
+            plan = known.plan(evidence, standing.demoted)
             self._check_reached(plan)
             if collects and not is_due:
                 return self._run(graph, known, plan, Collector)
@@ -214,7 +217,7 @@ class Tape:
         *,
         notes: bool = False,
     ) -> Ledger:
-        types = {tensor.dtype for _, tensor in self.named} | {self.objectives.dtype}
+        types = {tensor.dtype.to_real() for tensor in self._tensors} | {self.objectives.dtype}
         dtype = torch.float64 if torch.float64 in types else torch.float32
         ledger = kind(
             self.objectives.m,
@@ -266,17 +269,17 @@ class Tape:
             retain_graph=retain_graph,
         )
         return {
-            k: (gradient.to_dense() if gradient.is_sparse else gradient) / self._scale
+            k: to_columns(gradient) / self._scale
             for k, gradient in zip(chosen, gradients, strict=True)
             if gradient is not None
         }
 
     def _certify(self, ledger: Ledger, graph: Graph, plan: Plan) -> list[Mismatch]:
         # Under autocast, parameters and losses are precise, but what is between them is not.
-        types = {tensor.dtype for _, tensor in self.named} | types_in(graph)
+        types = {tensor.dtype.to_real() for tensor in self._tensors} | types_in(graph)
         tolerance = max(TOLERANCE.get(dtype, 0.1) for dtype in types)
         v = random_vector(ledger.G, spread=1e3 if tolerance > 1e-3 else 1e6)
-        sizes = {k: tensor.numel() for k, tensor in enumerate(self._tensors)}
+        sizes = {k: column_count(tensor) for k, tensor in enumerate(self._tensors)}
         wrong = mismatches(ledger, v, partial(self._ordinary_gradients, v), sizes, tolerance)
         wrong = [found for found in wrong if not set(found.parameters) <= plan.by_rows]
         if wrong:
@@ -287,7 +290,9 @@ class Tape:
         return wrong
 
 
-def _instances(objectives: Objectives) -> int:
-    """How many owners there are: the instances, or one if the rows are tasks."""
+def _instances(objectives: Objectives) -> Tensor | None:
+    """The losses of several instances; ``None`` if the rows are tasks, or one instance."""
     losses = objectives.losses
-    return len(losses) if isinstance(losses, Tensor) and objectives.kind != "tasks" else 1
+    if not isinstance(losses, Tensor) or objectives.kind == "tasks" or len(losses) == 1:
+        return None
+    return losses

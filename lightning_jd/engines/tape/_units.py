@@ -21,7 +21,7 @@ class Use:
         slots: The inputs of the node.
         placements: Where these inputs are in their parameters. A negative parameter is a tensor
             that is computed from parameters, such as a normalised weight.
-        owners: The owners of the outputs of the node; ``None`` if they must be probed.
+        owners: The owners of the outputs of the node; ``None`` if slices are mixed.
         edge: Where the consumed tensor comes from.
     """
 
@@ -30,6 +30,11 @@ class Use:
     placements: tuple[Placement, ...]
     owners: Sequence[Owners | None] | None
     edge: Edge
+
+    @property
+    def parameters(self) -> set[int]:
+        """The parameters of the placements."""
+        return {placement.parameter for placement in self.placements}
 
 
 @dataclass(frozen=True)

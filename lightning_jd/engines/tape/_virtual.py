@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from lightning_jd.engines._columns import to_columns
 from lightning_jd.engines._hooks import hooks_silenced
 from lightning_jd.engines.tape._contribution import Contribution, Rows
 from lightning_jd.engines.tape._graph import Graph
@@ -58,13 +59,19 @@ def _pulled_back(
 ) -> dict[int, Tensor]:
     results: list[GradientEdge] = []
     rows: list[Tensor] = []
+    precision = torch.float32
     for position in plan.virtual:
         use = plan.uses[position]
         for part in parts.get(position, ()):
             node = graph.nodes[use.edge.node]
             dtype = node._input_metadata[use.edge.output].dtype
             results.append(GradientEdge(node, use.edge.output))
-            rows.append(part.rows().view(m, *use.placements[0].shape).to(dtype))
+            shape = (m, *use.placements[0].shape)
+            columns = part.rows()
+            precision = columns.dtype
+            if dtype.is_complex:
+                columns = torch.view_as_complex(columns.view(*shape, 2))
+            rows.append(columns.view(shape).to(dtype))
     found: dict[int, list[Tensor]] = {}
     if results:
         for k in range(m):
@@ -77,6 +84,7 @@ def _pulled_back(
                     allow_unused=True,
                 )
             for (parameter, tensor), gradient in zip(parameters.items(), gradients, strict=True):
-                flat = tensor.new_zeros(tensor.numel()) if gradient is None else gradient.flatten()
-                found.setdefault(parameter, []).append(flat)
-    return {parameter: torch.stack(flats).to(rows[0].dtype) for parameter, flats in found.items()}
+                found.setdefault(parameter, []).append(
+                    to_columns(torch.zeros_like(tensor) if gradient is None else gradient)
+                )
+    return {parameter: torch.stack(flats).to(precision) for parameter, flats in found.items()}

@@ -7,6 +7,7 @@ an input only matters to outputs of the owner that is returned for q.
 
 from lightning_jd.engines.tape.flow import (  # noqa: F401  # they register themselves
     _elementwise,
+    _indices,
     _products,
     _reductions,
     _selections,

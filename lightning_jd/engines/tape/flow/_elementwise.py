@@ -8,15 +8,16 @@ from lightning_jd.engines.tape._owners import Owners, Shape
 from lightning_jd.engines.tape.flow._registry import REDUCED, Crossing, Flowed, flows
 
 _NAMES = """
-    Abs Acos Acosh Add Addcdiv Addcmul Alias Angle Asin Asinh Atan Atan2 Atanh
-    BinaryCrossEntropy BinaryCrossEntropyWithLogits Ceil Celu Clamp ClampMax ClampMin Clone Copysign
-    Cos Cosh Deg2Rad Digamma Div Elu Erf Erfc Erfinv Exp Exp2 Expand Expm1 Fill Floor Fmax Fmin Fmod
-    Frac Gelu Hardshrink Hardsigmoid Hardswish Hardtanh Hypot HuberLoss I0 LeakyRelu Lerp Lgamma Log
-    Log10 Log1P Log2 LogSigmoid Logaddexp Logaddexp2 Logit MaskedFill Maximum Minimum Mish MseLoss
-    Mul NanToNum NativeDropout Neg Polygamma Pow PreluKernel Rad2Deg Reciprocal Relu Relu6 Remainder
-    Round RreluWithNoise Rsqrt Rsub Selu Sgn Sigmoid Sign Silu Sin Sinc Sinh SmoothL1Loss
-    SoftMarginLoss Softplus Softshrink SpecialEntr SpecialErfcx SpecialLogNdtr SpecialNdtri
-    SpecialXlog1Py Sqrt Sub Tan Tanh Threshold ToCopy Tril Triu Trunc Where Xlogy
+    Abs Acos Acosh Add Addcdiv Addcmul Alias Angle Asin Asinh Atan Atan2 Atanh BinaryCrossEntropy
+    BinaryCrossEntropyWithLogits Ceil Celu Clamp ClampMax ClampMin Clone Complex Conj ConjPhysical
+    Copysign Cos Cosh Deg2Rad Digamma Div Elu Erf Erfc Erfinv Exp Exp2 Expand Expm1 Fill Floor Fmax
+    Fmin Fmod Frac Gelu Hardshrink Hardsigmoid Hardswish Hardtanh HuberLoss Hypot I0 Imag LeakyRelu
+    Lerp Lgamma Log Log10 Log1P Log2 Logaddexp Logaddexp2 Logit LogSigmoid MaskedFill Maximum
+    Minimum Mish MseLoss Mul NanToNum NativeDropout Neg Polar Polygamma Pow PreluKernel Rad2Deg
+    Real Reciprocal Relu Relu6 Remainder ResolveConj ResolveNeg Round RreluWithNoise Rsqrt Rsub
+    Selu Sgn Sigmoid Sign Silu Sin Sinc Sinh SmoothL1Loss SoftMarginLoss Softplus Softshrink
+    SpecialEntr SpecialErfcx SpecialLogNdtr SpecialNdtri SpecialXlog1Py Sqrt Sub Tan Tanh Threshold
+    ToCopy Tril Triu Trunc Where Xlogy
 """.split()
 
 

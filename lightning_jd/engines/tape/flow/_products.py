@@ -52,6 +52,20 @@ def addmv(at: Crossing) -> Sequence[Flowed]:
     return [broadcast(at.only, at.axis, at.shapes[0], at.inputs[0]), *mv(at)]
 
 
+@flows(
+    *["LinalgCholeskyExBackward0", "LinalgInvExBackward0", "LinalgSolveTriangularBackward0"],
+    *["LinalgSolveExBackward0", "CholeskySolveBackward0", "LinalgMatrixExpBackward0"],
+)
+def matrices(at: Crossing) -> Sequence[Flowed]:
+    """A matrix, or several, per position along the leading axes."""
+    if at.axis >= at.rank - 2:
+        raise UnprovenError
+    for shape in at.inputs:
+        if shape is not None and shape[:-2] != at.shapes[0][:-2]:
+            raise UnprovenError
+    return at.everywhere(at.only)
+
+
 @flows("LinearBackward0")
 def linear(at: Crossing) -> Sequence[Flowed]:
     """The last axis is new, all others are those of the input."""
@@ -76,11 +90,14 @@ def bilinear(at: Crossing) -> Sequence[Flowed]:
     "ScaledDotProductFusedAttentionOverrideableBackward0",
 )
 def attention(at: Crossing) -> Sequence[Flowed]:
-    """(batch, heads, positions, features): batches and heads attend to themselves only."""
+    """(batch, heads, positions, features): batches and heads attend to themselves only.
+
+    Several heads of the query may share one of key and value, which mixes heads, never batches.
+    """
+    if at.axis > 1:
+        raise UnprovenError
     for shape in at.inputs[:3]:
-        if shape is not None and shape[:2] != at.shapes[0][:2]:
+        if shape is not None and shape[at.axis] != at.shapes[0][at.axis]:
             raise UnprovenError
-    if at.axis <= 1:
-        rest = [broadcast(at.only, at.axis, at.shapes[0], shape) for shape in at.inputs[3:]]
-        return [at.only, at.only, at.only, *rest]
-    raise UnprovenError
+    rest = [broadcast(at.only, at.axis, at.shapes[0], shape) for shape in at.inputs[3:]]
+    return [at.only, at.only, at.only, *rest]

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from torch.autograd.graph import Node
 
-from lightning_jd.engines.tape._owners import Owners, Shape
+from lightning_jd.engines.tape._owners import Ids, Owners, Shape
 
 
 class _Reduced(Enum):
@@ -35,12 +35,14 @@ class Crossing:
         shapes: The shape of each output.
         inputs: The shape of each input; ``None`` for an input that needs no gradient.
         facts: Arguments of the operation, as listed when the flow was registered.
+        read: Reads the index tensors of the operation; see :attr:`indices`.
     """
 
     owners: Sequence[Owners | None]
     shapes: Sequence[Shape]
     inputs: Sequence[Shape | None]
     facts: tuple[Any, ...]
+    read: Callable[[], tuple[Ids, ...] | None] = lambda: None
 
     @property
     def only(self) -> Owners:
@@ -81,6 +83,13 @@ class Crossing:
         """A fact that is one axis, as a non-negative number."""
         (dim,) = self.dims(fact, rank)
         return dim
+
+    @property
+    def indices(self) -> tuple[Ids, ...]:
+        """The values of the index tensors; a plan that was made with them holds for them only."""
+        if (found := self.read()) is None:
+            raise UnprovenError
+        return found
 
     def everywhere(self, flowed: Flowed) -> list[Flowed]:
         """The same for every input."""

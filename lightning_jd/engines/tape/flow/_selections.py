@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lightning_jd.engines.tape._facts import read_indices, reader
+from lightning_jd.engines.tape._facts import reader
 from lightning_jd.engines.tape._owners import NOBODY, Owners, joined
 from lightning_jd.engines.tape.flow._registry import (
     Crossing,
@@ -34,6 +34,16 @@ def cut(at: Crossing) -> Sequence[Flowed]:
     if len(range(*where.indices(size))) != len(at.only.ids):
         raise UnprovenError
     return [at.only.spread(where, size)]
+
+
+@flows("SliceScatterBackward0", facts=reader("dim", "start", "end", "step"))
+def slice_scatter(at: Crossing) -> Sequence[Flowed]:
+    """A range of an axis is replaced by the second input."""
+    _, start, end, step = at.facts
+    if at.dim(0, at.rank) != at.axis:
+        return [at.only, at.only]
+    where = slice(start, None if end is None or end > len(at.only.ids) else end, step)
+    return [at.only, at.only.taken(where)]
 
 
 @flows("CatBackward0", facts=reader("dim"))
@@ -123,35 +133,3 @@ def _both(first: Owners | None, second: Owners) -> Owners:
     if both is None:
         raise UnprovenError
     return both
-
-
-@flows("GatherBackward0", facts=reader("dim"))
-def gather(at: Crossing) -> Sequence[Flowed]:
-    """Entries move along one axis only; the index may cover a part of the others."""
-    if at.dim(0, at.rank) == at.axis:
-        raise UnprovenError
-    return [at.only.spread(slice(len(at.only.ids)), at.input[at.axis])]
-
-
-@flows("IndexBackward0", facts=read_indices)
-def index(at: Crossing) -> Sequence[Flowed]:
-    """``x[indices]`` where the owners' axis is not indexed, or is read in order."""
-    kinds = at.facts
-    indexed = [axis for axis, kind in enumerate(kinds) if kind is not None]
-    if not indexed or indexed != list(range(indexed[0], indexed[-1] + 1)):
-        raise UnprovenError  # separated indices move their axes to the front
-    ranks = [kind[1] for kind in kinds if kind is not None]
-    if -1 in ranks:
-        raise UnprovenError  # masks
-    new = max(ranks)  # the indexed axes become this many
-    if at.axis < indexed[0]:
-        axis = at.axis
-    elif at.axis >= indexed[0] + new:
-        axis = at.axis - new + len(indexed)
-    elif new == 1 and any(kind == ("all", 1) for kind in kinds):
-        axis = next(axis for axis, kind in enumerate(kinds) if kind == ("all", 1))
-    else:
-        raise UnprovenError
-    if at.input[axis] != len(at.only.ids):
-        raise UnprovenError
-    return [at.only.moved(axis)]

@@ -78,6 +78,22 @@ def windows(at: Crossing) -> Sequence[Flowed]:
     return [at.only]
 
 
+@flows("FftR2CBackward0", "FftC2RBackward0", "FftC2CBackward0", facts=reader("dim"))
+def fourier(at: Crossing) -> Sequence[Flowed]:
+    """The transformed axes mix."""
+    if at.axis in at.dims(0, at.rank) or len(at.input) != at.rank:
+        raise UnprovenError
+    return [at.only]
+
+
+@flows("GridSampler2DBackward0", "GridSampler3DBackward0")
+def grid_sampler(at: Crossing) -> Sequence[Flowed]:
+    """Each sample is read at places of its own."""
+    if at.axis != 0:
+        raise UnprovenError
+    return at.everywhere(at.only)
+
+
 @flows("NativeLayerNormBackward0", "FusedRmsNormBackward0", facts=reader("normalized_shape"))
 def layer_norm(at: Crossing) -> Sequence[Flowed]:
     """The trailing axes are normalised together."""

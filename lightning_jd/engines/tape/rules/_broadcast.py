@@ -21,7 +21,7 @@ def sum_of_broadcast(site: Site, pulled: Tensor) -> Contribution:
     if axis >= offset and shape[axis - offset] != 1:
         raise NotApplicableError  # the parameter has an entry per slice
     rows = site.owners.split_cotangent(pulled)
-    rows = rows.movedim(1, axis + 1).to(site.dtype)  # (m, *output) with T in place of the axis
+    rows = site.cast(rows.movedim(1, axis + 1))  # (m, *output) with T in place of the axis
     leading = tuple(range(1, 1 + offset))
     ones = tuple(
         1 + offset + position

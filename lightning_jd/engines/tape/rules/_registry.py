@@ -88,6 +88,10 @@ class Site:
         """
         return self.owners.split(x).to(self.dtype)
 
+    def cast(self, x: Tensor) -> Tensor:
+        """A result in the type to compute in, complex if it is."""
+        return x.to(self.dtype.to_complex() if x.is_complex() else self.dtype)
+
     def split_cotangent(self) -> Tensor:
         """:meth:`split` of the cotangent; padding, where there is some, is zero."""
         return self.owners.split_cotangent(self.cotangent).to(self.dtype)
