@@ -24,6 +24,10 @@ class ArgumentError(JDError, ValueError):
     """An argument is outside its range: change the configuration."""
 
 
+class AggregatorError(JDError, ValueError):
+    """An aggregator gave an answer that is no update: look at the aggregator that is named."""
+
+
 class UnknownNameError(JDError, ValueError):
     """A name is not registered: choose one of those that are listed."""
 

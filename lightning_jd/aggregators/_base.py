@@ -40,6 +40,13 @@ class Aggregator(nn.Module, ABC):
 
     name: ClassVar[str] = ""
     properties: ClassVar[frozenset[Property]] = frozenset()
+    #: Whether it asks code that is not ours, whose answers are always looked at.
+    is_foreign: ClassVar[bool] = False
+
+    @property
+    def label(self) -> str:
+        """What messages call it: its name, or that of its class if it is not registered."""
+        return self.name or type(self).__name__
 
     @abstractmethod
     def aggregate(self, jacobian: Tensor) -> Tensor:

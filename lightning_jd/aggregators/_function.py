@@ -33,10 +33,17 @@ class FromFunction(GramianAggregator):
     """
 
     properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
+    is_foreign: ClassVar[bool] = True
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
+
+    @property
+    @override
+    def label(self) -> str:
+        """The name of the function."""
+        return getattr(self.function, "__name__", type(self.function).__name__)
 
     @override
     def weights(self, gramian: Tensor) -> Tensor:

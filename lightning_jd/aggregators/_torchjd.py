@@ -32,10 +32,17 @@ class TorchJDWeighting(GramianAggregator):
     """
 
     properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
+    is_foreign: ClassVar[bool] = True
 
     def __init__(self, weighting: nn.Module) -> None:
         super().__init__()
         self.weighting = weighting
+
+    @property
+    @override
+    def label(self) -> str:
+        """The name that it has in torchjd."""
+        return f"torchjd.{type(self.weighting).__name__}"
 
     @override
     def weights(self, gramian: Tensor) -> Tensor:
@@ -52,9 +59,17 @@ class TorchJDAggregator(Aggregator):
         aggregator: The object of torchjd: matrix to vector.
     """
 
+    is_foreign: ClassVar[bool] = True
+
     def __init__(self, aggregator: nn.Module) -> None:
         super().__init__()
         self.aggregator = aggregator
+
+    @property
+    @override
+    def label(self) -> str:
+        """The name that it has in torchjd."""
+        return f"torchjd.{type(self.aggregator).__name__}"
 
     @override
     def aggregate(self, jacobian: Tensor) -> Tensor:

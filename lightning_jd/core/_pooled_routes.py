@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.aggregators import Aggregator, GramianAggregator
+from lightning_jd.core._answers import direction_from, weights_from
 from lightning_jd.core._delivery import Delivery
 from lightning_jd.core._exchange import all_at_first
 from lightning_jd.core._kept_rows import KeptRows
@@ -96,7 +97,7 @@ class ByGramian(PooledRoute):
         G = self.gramians[group]
         if len(G) and bool(torch.isfinite(G.diagonal()).all()):
             weights = self.pool.asked_of_first(
-                lambda: self._aggregator.weights(G), G.diagonal(), "weights"
+                lambda: weights_from(self._aggregator, G), G.diagonal(), "weights"
             )
         else:
             weights = torch.full_like(G.diagonal(), 1 / max(1, len(G)))
@@ -141,7 +142,7 @@ class ByJacobian(PooledRoute):
             if m == 0:
                 return G.new_zeros(n)
             is_finite = bool(torch.isfinite(G.diagonal()).all())
-            direction = self._aggregator(J) if is_finite else J.mean(dim=0)
+            direction = direction_from(self._aggregator, J) if is_finite else J.mean(dim=0)
             return torch.cat([direction, J @ direction])
 
         known = self.pool.asked_of_first(with_products, G.new_empty(n + m), "gradient")

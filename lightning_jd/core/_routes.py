@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_jd.aggregators import Aggregator, GramianAggregator
+from lightning_jd.core._answers import direction_from, weights_from
 from lightning_jd.core._local_rows import per_parameter
 from lightning_jd.core._report import GroupReport
 from lightning_jd.engines import NamedParameters, Objectives, Tape, jacobian
@@ -80,7 +81,7 @@ def through_gramian(
     chosen = {}
     for group, G in gramians.items():
         finite = _all_finite(objectives, G, overflow)
-        chosen[group] = aggregator.weights(G) if finite else torch.full_like(G[0], 1 / len(G))
+        chosen[group] = weights_from(aggregator, G) if finite else torch.full_like(G[0], 1 / len(G))
         progress.reports[group] = GroupReport(G, chosen[group], _names(members[group]))
     progress.lap("weights")
     while tapes:
@@ -106,7 +107,7 @@ def through_jacobian(
         G = J @ J.T
         progress.lap("gramian")
         finite = _all_finite(objectives, G, overflow)
-        direction = aggregator(J) if finite else J.mean(dim=0)
+        direction = direction_from(aggregator, J) if finite else J.mean(dim=0)
         products, squared_length = J @ direction, direction @ direction
         progress.reports[group] = GroupReport(G, None, _names(named), products, squared_length)
         progress.lap("weights")

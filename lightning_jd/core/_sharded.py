@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_jd.aggregators import Aggregator, GramianAggregator
+from lightning_jd.core._answers import weights_from
 from lightning_jd.core._delivery import COMPLETE, Delivery
 from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._layout import LISTED, Description, Layout, kind_of
@@ -205,7 +206,9 @@ class ShardedAccumulation:
     ) -> Tensor:
         finite = torch.isfinite(G.diagonal())
         if bool(finite.all()):
-            return self._pool.asked_of_first(lambda: aggregator.weights(G), G.diagonal(), "weights")
+            return self._pool.asked_of_first(
+                lambda: weights_from(aggregator, G), G.diagonal(), "weights"
+            )
         if overflow == "mean":
             return torch.full_like(G.diagonal(), 1 / len(G))
         bad = [name for name, fine in zip(names, finite.tolist(), strict=True) if not fine]
@@ -220,7 +223,7 @@ def needs_whole_rows(aggregator: Aggregator) -> str:
     """Why an aggregator cannot work with parameters in pieces."""
     return (
         "With parameters in pieces, the aggregator must be a weighting of the rows, got "
-        f"{aggregator.name or type(aggregator).__name__}, which needs the whole Jacobian on one "
+        f"{aggregator.label}, which needs the whole Jacobian on one "
         "process. Choose another one ('upgrad'), or strategy='ddp'."
     )
 

@@ -21,7 +21,7 @@ from lightning_jd.core._replicas import check_replicas
 from lightning_jd.core._roll_call import answer
 from lightning_jd.core._sharded import show_pieces
 from lightning_jd.engines import NamedParameters, Objectives, named_parameters_of
-from lightning_jd.errors import ArgumentError, NonFiniteError
+from lightning_jd.errors import AggregatorError, ArgumentError, NonFiniteError
 from lightning_jd.surfaces._compile import explained_compile_errors, reusable_compiled_graphs
 from lightning_jd.surfaces._output import losses_in, objectives_of, unless_scalar, with_scalar
 from lightning_jd.surfaces._precision import full_precision, loss_scale
@@ -105,10 +105,10 @@ class Session:
             with full_precision(strategy.root_device), explained_compile_errors():
                 keep = bool(kwargs.get("retain_graph"))
                 scalar = self._scalar(objectives, named, strategy, loss, retain_graph=keep)
-        except NonFiniteError as error:
+        except (AggregatorError, NonFiniteError) as error:
             loop, epoch = module.trainer.fit_loop, module.trainer.current_epoch
             place = f"batch {loop.batch_idx} of epoch {epoch}"
-            raise NonFiniteError(f"In {place}: {error}") from error
+            raise type(error)(f"In {place}: {error}") from error
         self.steps += 1
         if self.report is not None and self._announce is not None:
             self._announce(self._summary(self.report, objectives.kind, named))
@@ -199,7 +199,7 @@ class Session:
         paths = Counter(report.paths.values()).most_common()
         aggregator = self.settings.aggregator
         return (
-            f"Jacobian descent with {aggregator.name or type(aggregator).__name__}: rows are "
+            f"Jacobian descent with {aggregator.label}: rows are "
             f"{len(report.names)} {kind.replace('_', ' x ')}, {numbers:,} parameters in "
             f"{len(named)} tensors, computed by "
             + ", ".join(f"{path} ({count})" for path, count in paths)

@@ -192,14 +192,14 @@ class DescentCallback:
         if self._idle:  # another module is trained, and may have a callback of its own
             return {}
         return {
-            "name": _name(self.settings.aggregator),
+            "name": self.settings.aggregator.label,
             "aggregator": dict(self.settings.aggregator.state_dict()),
             "skipped": self.skipped,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where :meth:`state_dict` was taken."""
-        name = _name(self.settings.aggregator)
+        name = self.settings.aggregator.label
         self._skipped_before = state_dict["skipped"]
         if state_dict["name"] == name:
             self.settings.aggregator.load_state_dict(state_dict["aggregator"])
@@ -252,7 +252,3 @@ class DescentCallback:
             self._patch = None
         if self._session is not None:
             self._session.forget()
-
-
-def _name(aggregator: Aggregator) -> str:
-    return aggregator.name or type(aggregator).__name__

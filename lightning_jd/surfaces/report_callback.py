@@ -81,7 +81,7 @@ class ReportCallback:
         # Here, because all processes have to ask for the folder of the logger together.
         self._target = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
         aggregator = session.settings.aggregator
-        self._run.aggregator = aggregator.name or type(aggregator).__name__
+        self._run.aggregator = aggregator.label
         self._seen = session.steps
 
     def on_train_batch_start(self, *_: Any) -> None:

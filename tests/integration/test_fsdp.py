@@ -17,7 +17,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close
 
 from lightning_jd import fabric as jd
-from lightning_jd.errors import ArgumentError, NonFiniteError, PeerError, SetupError
+from lightning_jd.errors import (
+    AggregatorError,
+    ArgumentError,
+    NonFiniteError,
+    PeerError,
+    SetupError,
+)
 from lightning_jd.surfaces import JacobianDescent
 from tests.helpers.halves import shared_batches
 from tests.helpers.lightning import ManualRegression, Regression, fit, moved, network, weights
@@ -243,6 +249,12 @@ def refuse(rank: int, folder: Path) -> None:
             train(in_pieces(), lambda cls=cls: cls("tasks"))
     with pytest.raises(SetupError, match="must be a weighting of the rows, got graddrop"):
         train(in_pieces(), lambda: Sharded("tasks"), settings={"aggregator": "graddrop"})
+    with pytest.raises(AggregatorError, match="The aggregator careless .* NaN or infinity in 3"):
+        train(in_pieces(), lambda: Sharded("tasks"), settings={"aggregator": careless})
+
+
+def careless(gramian: Tensor) -> Tensor:
+    return gramian.diagonal() * torch.nan
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_jd.core import backward
-from lightning_jd.errors import NonFiniteError
+from lightning_jd.errors import AggregatorError, NonFiniteError
 from lightning_jd.surfaces import JacobianDescent
 from tests.helpers.lightning import (
     ManualRegression,
@@ -73,6 +73,17 @@ def test_the_error_names_objective_and_batch(
             callbacks=[JacobianDescent("upgrad", accumulation=accumulation)],
             accumulate_grad_batches=pieces,
         )
+
+
+@pytest.mark.parametrize("form", ["tasks", "instances"])
+def test_weights_that_are_not_numbers_name_aggregator_and_batch(form: str) -> None:
+    def careless(gramian: Tensor) -> Tensor:
+        return gramian.diagonal() * torch.nan
+
+    module = Regression(form)
+    with pytest.raises(AggregatorError, match=r"In batch 0 of epoch 0: The aggregator careless"):
+        fit(module, callbacks=[JacobianDescent(careless)])
+    assert not moved(module, Regression())
 
 
 def test_the_error_comes_from_manual_backward_too() -> None:
