@@ -217,7 +217,7 @@ def _measure_here(case: Case, processes: int, repeats: int) -> dict[str, Value]:
         model.zero_grad(set_to_none=True)
         losses = work.losses(model)
         objectives = objectives_of(_total(losses) if case.kind == "ranks" else losses, rows)
-        update = compute_step(objectives, named, settings, None, delivery_to(model)).update
+        update = compute_step(objectives, named, settings, None, delivery_to(model))
         update.surrogate().backward()
         sent = update.report.bytes_sent
 

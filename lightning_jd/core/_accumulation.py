@@ -41,7 +41,6 @@ class Accumulation:
 
     Attributes:
         reach: Which parameters the losses reach.
-        dropped: The number of objectives that were left out.
 
     Example:
         >>> from lightning_jd.aggregators import Mean
@@ -62,7 +61,6 @@ class Accumulation:
         keeps: bool = True,
         memory: Literal["fast", "low"] = "fast",
     ) -> None:
-        self.dropped = 0
         self.reach = Reach(named, select)
         self._named = named
         self._nonfinite = nonfinite
@@ -70,7 +68,8 @@ class Accumulation:
         self._rows: KeptRows | LiveRows
         self._rows = KeptRows(named) if keeps else LiveRows(None, None, 1.0, memory)
         self._losses: list[Tensor] = []
-        self._bad: tuple[str, ...] = ()
+        self._bad: tuple[str, ...] = ()  # losses of this process that are not finite
+        self._skipped: tuple[str, ...] = ()  # what all processes have left out
 
     def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
         """Take the losses of one piece, and differentiate them if rows are kept.
@@ -83,10 +82,7 @@ class Accumulation:
         self._losses.append(objectives.values())
         bad = objectives.nonfinite()
         remaining = without(objectives, bad) if bad or not objectives.m else objectives
-        if self._nonfinite == "raise":
-            self._bad += bad
-        else:
-            self.dropped += len(bad)
+        self._bad += bad
         if isinstance(self._rows, LiveRows):
             self._rows = LiveRows(remaining, objectives, scale, self._memory)
         elif remaining is not None:
@@ -152,8 +148,9 @@ class Accumulation:
         """Learn what the other processes have."""
         told = pool.gather((self.reach.seen, self._bad, self._rows.description()))
         self.reach.hear(seen for seen, _, _ in told)
-        if bad := [*dict.fromkeys(name for _, names, _ in told for name in names)]:
-            raise nonfinite_error("Losses", bad)
+        self._skipped = tuple(name for _, names, _ in told for name in names)
+        if self._skipped and self._nonfinite == "raise":
+            raise nonfinite_error("Losses", [*dict.fromkeys(self._skipped)])
         return Layout.of([description for _, _, description in told])
 
     def _route(
@@ -184,11 +181,10 @@ class Accumulation:
 
     def _drop(self, route: PooledRoute, kept: list[int]) -> None:
         """Leave out the rows that are not finite, or raise."""
-        names = route.layout.names
+        bad = [name for i, name in enumerate(route.layout.names) if i not in kept]
         if self._nonfinite == "raise":
-            bad = [name for i, name in enumerate(names) if i not in kept]
             raise nonfinite_error("Gradients", bad)
-        self.dropped += len(names) - len(kept)
+        self._skipped += tuple(bad)
         own = route.layout.rows[route.pool.rank].where
         self._keep().keep_only([k for k, i in enumerate(own) if i in kept])
         route.keep_only(kept)
@@ -207,4 +203,5 @@ class Accumulation:
             milliseconds=progress.milliseconds,
             groups=reports,
             bytes_sent=dict(pool.sent),
+            skipped=self._skipped,
         )

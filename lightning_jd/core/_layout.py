@@ -88,7 +88,8 @@ class Layout:
         if len(kinds) > 1 or len(columns) > 1:
             raise ArgumentError(
                 "Losses must be of one kind in all micro-batches of a step and in all processes, "
-                f"got {' and '.join(kinds)} with {columns} columns."
+                f"got {' and '.join(kinds)}"
+                + (f" with {' and '.join(map(str, columns))} columns." if columns else ".")
             )
         kind = kinds[0] if kinds else "tasks"
         if kind in LISTED:

@@ -46,6 +46,8 @@ class Report:
         groups: One entry per group of parameters; the only key is ``None`` without groups.
         bytes_sent: On several processes, what this one has sent to the others, by purpose. What
             DistributedDataParallel sends is not included.
+        skipped: The names of the objectives that were left out because they were not finite, on
+            all processes.
     """
 
     gramian: Tensor
@@ -55,6 +57,7 @@ class Report:
     milliseconds: dict[str, float]
     groups: dict[Hashable, GroupReport]
     bytes_sent: dict[str, int] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
 
     @override
     def __str__(self) -> str:

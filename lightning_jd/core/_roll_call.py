@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from lightning_jd.core._pool import Pool
-from lightning_jd.errors import PeerError
+from lightning_jd.errors import ArgumentError, PeerError
 
 #: How long a process with an error waits for the others, who may be in a forward pass.
 PATIENCE = timedelta(seconds=10)
@@ -32,22 +33,46 @@ _SIGNS = (
 )
 
 
-def answer(device: torch.device) -> None:
+class Answer(NamedTuple):
+    """What a process says at a roll call.
+
+    Attributes:
+        failed: 0, or one more than the rank of the process, if that has failed.
+        scalar: Whether it has one scalar loss.
+        several: Whether it has several losses, or an empty list of them.
+    """
+
+    failed: int
+    scalar: int
+    several: int
+
+
+def answer(device: torch.device, *, scalar: bool = False) -> None:
     """Say that this process can go on with the step, and learn whether all others can.
 
     Args:
         device: Where tensors that are sent must be.
+        scalar: Whether it has one scalar loss, which is trained as always, and no rows. Then it
+            does not take part in what the others exchange.
 
     Raises:
         PeerError: If another process has failed; with its error.
+        ArgumentError: If some processes have a scalar and others have several losses.
     """
     if Pool().size == 1:
         return
-    failed = _call(0, device, None)
+    failed, scalars, several = _call(Answer(0, scalar, not scalar), device, None)
     if failed:
         raise PeerError(
             f"All processes must take part in a step, but process {failed - 1} has failed: "
             f"{_text(None, failed - 1)}. Its own output has the whole traceback."
+        )
+    if scalars and several:
+        raise ArgumentError(
+            "All processes must have several losses in a step, or all must have one scalar, got "
+            f"{'one scalar' if scalar else 'several losses'} on process {Pool().rank} and "
+            f"{'several losses' if scalar else 'one scalar'} on another. Return the losses in the "
+            "same form everywhere: a vector may be empty, and a dict may lack tasks."
         )
 
 
@@ -70,21 +95,21 @@ def report_failure(error: BaseException, device: torch.device) -> None:
         return
     text = f"{type(error).__name__}: {error}"
     try:
-        failed = _call(Pool().rank + 1, device, PATIENCE)
+        failed = _call(Answer(Pool().rank + 1, False, False), device, PATIENCE).failed
         _text(text, failed - 1)
     except RuntimeError:  # they are busy or gone, and this process is about to raise its own error
         _note(f"process {Pool().rank} has failed: {text}")
 
 
-def _call(answer: int, device: torch.device, patience: timedelta | None) -> int:
-    """The largest answer of all processes: 0, or one more than the rank of one that has failed."""
-    largest = torch.tensor([answer], device=device)
+def _call(answer: Answer, device: torch.device, patience: timedelta | None) -> Answer:
+    """The answers of all processes in one: the largest of each number."""
+    largest = torch.tensor(answer, device=device)
     work = dist.all_reduce(largest, dist.ReduceOp.MAX, async_op=True)
     if patience is None:
         work.wait()
     else:
         work.wait(patience)
-    return int(largest)
+    return Answer(*largest.tolist())
 
 
 def _text(text: str | None, source: int) -> str:

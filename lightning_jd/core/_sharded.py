@@ -60,8 +60,6 @@ class ShardedAccumulation:
         SetupError: If a parameter is not cut into one piece per process.
     """
 
-    dropped = 0
-
     def __init__(self, named: NamedParameters, which: Select = "all") -> None:
         self._pool = Pool(_local(named[0][1]).device)
         _check_pieces(named, self._pool.size)

@@ -80,15 +80,20 @@ class Monitor:
         """Log the update of this batch, if there was one and it is its turn."""
         report, updates = session.report, session.steps
         fresh, self._seen = updates != self._seen, updates
-        if report is None or not report.names or not fresh:
+        if report is None or not fresh:
             return
         every = trainer.log_every_n_steps if self.every_n_steps is None else self.every_n_steps
         if not is_due(trainer, every):
             return
-        shares = self._clock.shares(report)
-        values = shares | values_of(
-            session, report, per_group=self.per_group, stationarity=self.stationarity
-        )
+        values: dict[str, float] = {}
+        if session.settings.nonfinite == "skip":
+            values["skipped"] = float(session.skipped.total)
+        if report.names:  # else everything was left out
+            values |= self._clock.shares(report) | values_of(
+                session, report, per_group=self.per_group, stationarity=self.stationarity
+            )
+        if not values:
+            return
         logged = {PREFIX + name: value for name, value in values.items()}
         for logger in trainer.loggers:
             logger.log_metrics(logged, step=steps_done(trainer))
@@ -96,7 +101,7 @@ class Monitor:
         if self.progress_bar:
             shown = {PREFIX + name: values[name] for name in _IN_THE_BAR if name in values}
             module.log_dict(shown, prog_bar=True, logger=False, batch_size=1)
-        if self._figures is not None:
+        if self._figures is not None and report.names:
             self._figures.add(session)
 
     def after_epoch(self, trainer: Any) -> None:

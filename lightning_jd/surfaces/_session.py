@@ -26,6 +26,7 @@ from lightning_jd.surfaces._compile import explained_compile_errors, reusable_co
 from lightning_jd.surfaces._output import losses_in, objectives_of, unless_scalar, with_scalar
 from lightning_jd.surfaces._precision import full_precision, loss_scale
 from lightning_jd.surfaces._settings import Settings
+from lightning_jd.surfaces._skipped import Skipped
 from lightning_jd.surfaces._static_graph import first_reduction_held, start_first_reduction
 from lightning_jd.surfaces._step import Collected, begin, compute_step, delivery_to, finish
 
@@ -44,22 +45,24 @@ class Session:
     Args:
         settings: The method and its options.
         announce: Called once, after the first update, with a line that says what is going on.
+        skipped: Keeps count of what is left out.
 
     Attributes:
         report: What the last update was made of.
         seen: The losses of the last batch on this process.
         batches: Training steps that Lightning did not skip.
         steps: Backward passes that were ours.
-        skipped: Objectives that were left out because they were not finite.
     """
 
-    def __init__(self, settings: Settings, announce: Callable[[str], object]) -> None:
+    def __init__(
+        self, settings: Settings, announce: Callable[[str], object], skipped: Skipped
+    ) -> None:
         self.settings = settings
         self.report: Report | None = None
         self.seen: Seen | None = None
         self.batches = 0
         self.steps = 0
-        self.skipped = 0
+        self.skipped = skipped
         self._announce: Callable[[str], object] | None = announce
         self._pending: Objectives | None = None
         self._collected: Collected | None = None
@@ -98,18 +101,20 @@ class Session:
             losses = unless_scalar(loss, self.settings.rows)
             objectives = None if losses is None else objectives_of(losses, self.settings.rows)
         if objectives is None:
+            answer(strategy.root_device, scalar=True)
             return self._deliver(strategy, original, loss, optimizer, *args, **kwargs)
         self.seen = Seen(objectives.kind, objectives.names, objectives.values())
         named = _parameters(module, args, kwargs)
+        before, place = self.report, _place(module.trainer)
         try:
             with full_precision(strategy.root_device), explained_compile_errors():
                 keep = bool(kwargs.get("retain_graph"))
                 scalar = self._scalar(objectives, named, strategy, loss, retain_graph=keep)
         except (AggregatorError, NonFiniteError) as error:
-            loop, epoch = module.trainer.fit_loop, module.trainer.current_epoch
-            place = f"batch {loop.batch_idx} of epoch {epoch}"
             raise type(error)(f"In {place}: {error}") from error
         self.steps += 1
+        if self.report is not None and self.report is not before:  # not in the middle of a step
+            self.skipped.add(self.report, objectives.kind, place)
         if self.report is not None and self._announce is not None:
             self._announce(self._summary(self.report, objectives.kind, named))
             self._announce = None  # once is enough
@@ -156,12 +161,11 @@ class Session:
         if self.settings.accumulation == "step" and pieces > 1:
             return self._accumulated(objectives, named, strategy, loss, scale)
         delivery = delivery_to(strategy.model)
-        step = compute_step(
+        update = compute_step(
             objectives, named, self.settings, scale, delivery, retain_graph=retain_graph
         )
-        self.report = step.update.report
-        self.skipped += step.dropped
-        scalar = step.update.surrogate()
+        self.report = update.report
+        scalar = update.surrogate()
         return scalar if pieces == 1 else scalar / pieces
 
     def _accumulated(
@@ -182,9 +186,8 @@ class Session:
             # Nothing to deliver yet: a leaf that nobody else has, so that nobody's hooks run.
             return surrogate(loss, [torch.zeros((), requires_grad=True)], [torch.zeros(())])
         collected, self._collected = self._collected, None
-        update, dropped = finish(collected, self.settings, scale, delivery_to(strategy.model))
+        update = finish(collected, self.settings, scale, delivery_to(strategy.model))
         self.report = update.report
-        self.skipped += dropped
         # Lightning has divided the loss that it shows; these gradients are those of the step.
         return surrogate(loss, update.params, update.gradients)
 
@@ -204,6 +207,10 @@ class Session:
             f"{len(named)} tensors, computed by "
             + ", ".join(f"{path} ({count})" for path, count in paths)
         )
+
+
+def _place(trainer: Any) -> str:
+    return f"batch {trainer.fit_loop.batch_idx} of epoch {trainer.current_epoch}"
 
 
 def _parameters(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NamedParameters:

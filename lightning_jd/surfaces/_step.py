@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -20,13 +20,6 @@ from lightning_jd.surfaces._settings import Settings
 Collected = Accumulation | ShardedAccumulation
 
 
-class Step(NamedTuple):
-    """An update, and how many objectives were left out of it because they were not finite."""
-
-    update: Update
-    dropped: int
-
-
 def compute_step(
     objectives: Objectives,
     named: NamedParameters,
@@ -34,7 +27,7 @@ def compute_step(
     scale: Tensor | None = None,
     delivery: Delivery = COMPLETE,
     retain_graph: bool = False,
-) -> Step:
+) -> Update:
     """Compute the update of one batch, on one process or on all of them.
 
     Args:
@@ -51,7 +44,7 @@ def compute_step(
     """
     if Pool().size == 1 and not is_sharded(named):
         try:
-            update = compute_update(
+            return compute_update(
                 objectives,
                 select(objectives, named, settings.params),
                 settings.aggregator,
@@ -62,7 +55,6 @@ def compute_step(
                 # what is not finite is looked for in the same graph
                 retain_graph=retain_graph or settings.nonfinite == "skip",
             )
-            return Step(update, 0)
         except NonFiniteError:
             if settings.nonfinite == "raise":
                 raise
@@ -92,15 +84,14 @@ def finish(
     settings: Settings,
     scale: Tensor | None = None,
     delivery: Delivery = COMPLETE,
-) -> Step:
+) -> Update:
     """Compute the update of all rows that were collected; arguments as in :func:`compute_step`."""
-    update = collected.update(
+    return collected.update(
         settings.aggregator,
         groups=settings.groups,
         overflow="raise" if scale is None else "mean",
         delivery=delivery,
     )
-    return Step(update, collected.dropped)
 
 
 def delivery_to(model: Any) -> Delivery:

@@ -19,6 +19,7 @@ from lightning_jd.surfaces._monitor import Monitor
 from lightning_jd.surfaces._patch import Patch
 from lightning_jd.surfaces._session import Session
 from lightning_jd.surfaces._settings import Accumulation, Memory, Nonfinite, RowsOption, Settings
+from lightning_jd.surfaces._skipped import Skipped
 from lightning_jd.surfaces._support import check_supported
 
 #: What is not copied with a callback: `log` and `log_dict` are methods that the Trainer puts there.
@@ -96,7 +97,7 @@ class DescentCallback:
         self._fresh = deepcopy(self.settings.aggregator.state_dict())
         self._session: Session | None = None
         self._patch: Patch | None = None
-        self._skipped_before = 0
+        self._skipped = Skipped()
         self._owner: weakref.ref[Any] | None = None
         self._idle = False
 
@@ -126,7 +127,7 @@ class DescentCallback:
     @property
     def skipped(self) -> int:
         """The number of objectives that were left out because they were not finite."""
-        return self._skipped_before + (0 if self._session is None else self._session.skipped)
+        return self._skipped.total
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Step in front of two methods of the strategy."""
@@ -137,11 +138,11 @@ class DescentCallback:
             return
         self._check_alone(trainer, pl_module)
         check_supported(trainer, pl_module, self.settings)
-        self._skipped_before = self.skipped
+        self._skipped = Skipped(self.skipped)
         if trainer.global_step == 0:  # a new run; one that is resumed loads its state later
             self._restart()
         strategy = trainer.strategy
-        session = self._session = Session(self.settings, type(self)._inform)
+        session = self._session = Session(self.settings, type(self)._inform, self._skipped)
         self._patch = Patch(
             strategy,
             {
@@ -175,10 +176,12 @@ class DescentCallback:
             self._monitor.after_batch(trainer, pl_module, self._session)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Refuse to go on if there has never been anything to aggregate."""
+        """Refuse to go on if there was nothing to aggregate, or if all of it was left out."""
         if self._monitor is not None:
             self._monitor.after_epoch(trainer)
         session = self._session
+        if session is not None:
+            self._skipped.end_epoch(trainer.current_epoch)
         if session is not None and session.batches > 0 and session.steps == 0:
             raise SetupError(
                 "Jacobian descent must get several losses from `training_step` or "
@@ -200,7 +203,7 @@ class DescentCallback:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where :meth:`state_dict` was taken."""
         name = self.settings.aggregator.label
-        self._skipped_before = state_dict["skipped"]
+        self._skipped.total = state_dict["skipped"]
         if state_dict["name"] == name:
             self.settings.aggregator.load_state_dict(state_dict["aggregator"])
         else:
@@ -240,7 +243,7 @@ class DescentCallback:
 
     def _restart(self) -> None:
         self.settings.aggregator.load_state_dict(deepcopy(self._fresh))
-        self._skipped_before = 0
+        self._skipped = Skipped()
 
     def _before_strategy_teardown(self, original: Callable[[], None]) -> None:
         self._undo()

@@ -78,7 +78,7 @@ def backward(
     if getattr(wrapped, "static_graph", False) and not wrapped.require_backward_grad_sync:
         raise SetupError(f"{STATIC_ACCUMULATES}.")
     with _inside_backward(fabric), full_precision(fabric.device), first_reduction_held(wrapped):
-        update = compute_step(objectives, named, settings, scale, delivery_to(wrapped)).update
+        update = compute_step(objectives, named, settings, scale, delivery_to(wrapped))
     scalar = update.surrogate()
     start_first_reduction(wrapped, scalar)
     fabric.backward(scalar)

@@ -66,6 +66,24 @@ class FailingLosses(Regression):
         return errors.mean(dim=1) if dist.get_rank() == 1 else super().in_form(errors)
 
 
+class Undecided(Regression):
+    """In its third batch, the second process has a scalar and the first has more, or vice versa."""
+
+    def __init__(self, form: Any, scalar_rank: int) -> None:
+        super().__init__(form)
+        self.scalar_rank, self.batch = scalar_rank, -1
+
+    def in_form(self, errors: Tensor) -> Any:
+        self.batch += 1
+        if self.batch == 2 and dist.get_rank() == self.scalar_rank:
+            return errors.mean()
+        return super().in_form(errors)
+
+
+class UndecidedManually(ManualRegression, Undecided):
+    pass
+
+
 def failing_weights(gramian: Tensor) -> Tensor:
     class LocalError(Exception):
         pass
@@ -113,6 +131,17 @@ def fail_and_tell(rank: int, folder: Path) -> None:
         fit(Regression("tasks"), batches(16, 2), **failing)
     with pytest.raises(ArgumentError, match="must be of one kind"):
         fit(FailingLosses("tasks"), batches(16, 2), callbacks=[JacobianDescent()], **DDP)
+    for cls, form, strategy in (
+        (Undecided, "instances", "ddp"),
+        (Undecided, "tasks", "jd_ddp"),
+        (UndecidedManually, "instances", "ddp"),
+    ):
+        for scalar_rank in (0, 1):
+            ours = [] if strategy == "jd_ddp" else [JacobianDescent()]
+            found = "one scalar" if rank == scalar_rank else "several losses"
+            arguments = {**DDP, "strategy": strategy, "callbacks": ours}
+            with pytest.raises(ArgumentError, match=f"got {found} on process {rank}"):
+                fit(cls(form, scalar_rank), batches(16, 2), **arguments)
     # And the processes are still in step.
     module = Regression("tasks")
     fit(module, batches(16, 2), callbacks=[JacobianDescent()], **DDP)

@@ -236,6 +236,11 @@ class Failing(Sharded):
         return super().in_form(errors)
 
 
+class ScalarOnOneProcess(Sharded):
+    def in_form(self, errors: Tensor) -> Any:
+        return errors.mean() if dist.get_rank() == 1 else super().in_form(errors)
+
+
 def refuse(rank: int, folder: Path) -> None:
     warnings.simplefilter("ignore")
     for cls, error, message in (
@@ -243,13 +248,14 @@ def refuse(rank: int, folder: Path) -> None:
         (Nothing, ArgumentError, r"must have losses, .* got \[2, 0\]"),
         (OnOneProcess, ArgumentError, r"same tasks, got \[\['a', 'b', 'c'\], \['a', 'c'\]\]"),
         (Spoiled, NonFiniteError, "'b'"),
+        (ScalarOnOneProcess, ArgumentError, "or all must have one scalar"),
         (Failing, KeyError if rank else PeerError, "a label that nobody has seen before"),
     ):
         with pytest.raises(error, match=message):
             train(in_pieces(), lambda cls=cls: cls("tasks"))
     with pytest.raises(SetupError, match="must be a weighting of the rows, got graddrop"):
         train(in_pieces(), lambda: Sharded("tasks"), settings={"aggregator": "graddrop"})
-    with pytest.raises(AggregatorError, match="The aggregator careless .* NaN or infinity in 3"):
+    with pytest.raises(AggregatorError, match=r"The aggregator careless .* NaN or infinity in 3"):
         train(in_pieces(), lambda: Sharded("tasks"), settings={"aggregator": careless})
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightning_jd.core import backward
 from lightning_jd.errors import AggregatorError, NonFiniteError
-from lightning_jd.surfaces import JacobianDescent
+from lightning_jd.surfaces import JacobianDescent, JDStrategy
 from tests.helpers.lightning import (
     ManualRegression,
     Regression,
@@ -16,6 +16,7 @@ from tests.helpers.lightning import (
     batches,
     fit,
     moved,
+    trainer,
 )
 
 BAD_BATCH = 2
@@ -95,7 +96,9 @@ def test_the_error_comes_from_manual_backward_too() -> None:
 def test_a_task_is_left_out_and_counted(what: str) -> None:
     module, loop = Exploding("tasks", what), Regression("tasks")
     callback = JacobianDescent("upgrad", nonfinite="skip")
-    fit(module, callbacks=[callback])
+    with pytest.warns(RuntimeWarning, match="In batch 2 of epoch 0, 'b' of the objectives") as said:
+        fit(module, callbacks=[callback])
+    assert sum("nonfinite='skip'" in str(each.message) for each in said) == 1  # the first time
     assert callback.skipped == 2  # once per epoch
     optimizer = loop.configure_optimizers()
     for _ in range(2):
@@ -116,7 +119,8 @@ def test_an_instance_is_left_out_and_counted(what: str, accumulation: str, memor
     module = Exploding("instances", what)
     callback = JacobianDescent("upgrad", nonfinite="skip", accumulation=accumulation, memory=memory)
     pieces = 3 if accumulation == "step" else 1
-    fit(module, callbacks=[callback], accumulate_grad_batches=pieces)
+    with pytest.warns(RuntimeWarning, match="of the objectives were NaN or infinite, and nonf"):
+        fit(module, callbacks=[callback], accumulate_grad_batches=pieces)
     assert callback.skipped >= 2
     assert moved(module, Regression())
     assert all(torch.isfinite(parameter).all() for parameter in module.parameters())
@@ -127,9 +131,59 @@ class AllBad(Regression):
         return super().in_form(errors * torch.nan)
 
 
-def test_if_nothing_is_left_nothing_moves() -> None:
-    module = AllBad("tasks")
-    callback = JacobianDescent("upgrad", nonfinite="skip")
-    fit(module, callbacks=[callback])
-    assert callback.skipped == 2 * 6 * 3
+class ManualAllBad(AllBad, ManualRegression):
+    pass
+
+
+class OneBad(Regression):
+    def in_form(self, errors: Tensor) -> Any:
+        losses = super().in_form(errors)["loss"]
+        return {"loss": {**losses, "b": losses["b"] * torch.nan}}
+
+
+def surfaces(**settings: Any) -> dict[str, dict[str, Any]]:
+    """Arguments of the Trainer for every way to ask for it, with settings."""
+    return {
+        "callback": {"callbacks": [JacobianDescent("upgrad", **settings)]},
+        "strategy": {"strategy": JDStrategy("upgrad", **settings)},
+    }
+
+
+@pytest.mark.parametrize("surface", ["callback", "strategy"])
+@pytest.mark.parametrize(
+    ("cls", "form", "found"),
+    [(AllBad, "tasks", 18), (AllBad, "instances", 24), (ManualAllBad, "tasks", 18)],
+)
+@pytest.mark.filterwarnings("ignore:In batch 0 of epoch 0:RuntimeWarning")
+def test_an_epoch_of_which_nothing_is_left_is_an_error(
+    cls: Any, form: str, found: int, surface: str
+) -> None:
+    module = cls(form)
+    message = f"infinity in all {found} of the 6 steps of epoch 0"
+    with pytest.raises(NonFiniteError, match=message):
+        fit(module, **surfaces(nonfinite="skip")[surface])
     assert not moved(module, Regression())
+
+
+@pytest.mark.filterwarnings("ignore:In batch 0 of epoch 0:RuntimeWarning")
+def test_a_task_that_is_never_trained_is_named_after_the_epoch() -> None:
+    with pytest.warns(RuntimeWarning, match="In epoch 0, 'b' was NaN or infinite in every step"):
+        fit(OneBad("tasks"), max_epochs=1, callbacks=[JacobianDescent(nonfinite="skip")])
+
+
+@pytest.mark.filterwarnings("ignore:In batch 2 of epoch 0:RuntimeWarning")
+@pytest.mark.parametrize("nonfinite", ["skip", "raise"])
+def test_the_number_is_logged(nonfinite: str) -> None:
+    callback = JacobianDescent(nonfinite=nonfinite, log={"every_n_steps": 1})
+    module = Exploding("tasks", "loss") if nonfinite == "skip" else Regression("tasks")
+    logged = fit(module, callbacks=[callback]).callback_metrics
+    assert logged.get("jd/skipped") == (torch.tensor(2.0) if nonfinite == "skip" else None)
+
+
+@pytest.mark.filterwarnings("ignore:In batch:RuntimeWarning")
+def test_the_number_is_logged_where_nothing_is_left() -> None:
+    callback = JacobianDescent(nonfinite="skip", log={"every_n_steps": 1})
+    run = trainer(callbacks=[callback])
+    with pytest.raises(NonFiniteError, match="nothing was trained"):
+        run.fit(AllBad("tasks"), batches())
+    assert run.callback_metrics["jd/skipped"] == 18
