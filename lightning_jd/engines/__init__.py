@@ -20,7 +20,7 @@ from lightning_jd.engines._parameters import (
     named_parameters_of,
     select,
 )
-from lightning_jd.engines._reach import leaves_reached, tasks_reaching
+from lightning_jd.engines._reach import holds_compiled, leaves_reached, tasks_reaching
 from lightning_jd.engines._rows import rows
 from lightning_jd.engines.tape import Explanation, Tape, explain, register_rule
 
@@ -37,6 +37,7 @@ __all__ = [
     "explain",
     "from_columns",
     "gramian",
+    "holds_compiled",
     "hooks_silenced",
     "jacobian",
     "leaves_reached",

@@ -67,6 +67,11 @@ def leaves_reached(objectives: Objectives) -> set[int]:
     }
 
 
+def holds_compiled(objectives: Objectives) -> bool:
+    """Whether a function that ``torch.compile`` has made is in the graph of the losses."""
+    return any(node.name().startswith("CompiledFunction") for node in nodes_below(objectives))
+
+
 def nodes_below(objectives: Objectives) -> list[Node]:
     """All nodes of the graph of the losses, each after everything that depends on it."""
     return parents_first([get_gradient_edge(output).node for output in objectives.outputs])

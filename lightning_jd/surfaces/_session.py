@@ -23,6 +23,7 @@ from lightning_jd.core._sharded import show_pieces
 from lightning_jd.engines import NamedParameters, Objectives, named_parameters_of
 from lightning_jd.errors import AggregatorError, ArgumentError, NonFiniteError
 from lightning_jd.surfaces._compile import explained_compile_errors, reusable_compiled_graphs
+from lightning_jd.surfaces._eager import EagerInstances
 from lightning_jd.surfaces._output import losses_in, objectives_of, unless_scalar, with_scalar
 from lightning_jd.surfaces._precision import full_precision, loss_scale
 from lightning_jd.surfaces._settings import Settings
@@ -64,6 +65,7 @@ class Session:
         self.steps = 0
         self.skipped = skipped
         self._announce: Callable[[str], object] | None = announce
+        self._eager = EagerInstances(announce)
         self._pending: Objectives | None = None
         self._collected: Collected | None = None
         self._compared = -1  # the step after which processes were compared
@@ -73,7 +75,8 @@ class Session:
     ) -> Any:
         """Take the place of ``strategy.training_step``, which is ``original``."""
         self._pending = None
-        with reusable_compiled_graphs(), first_reduction_held(strategy.model):
+        eager = self._eager.around(strategy.lightning_module)
+        with eager, reusable_compiled_graphs(), first_reduction_held(strategy.model):
             output = original(*args, **kwargs)
         if not strategy.lightning_module.automatic_optimization:
             self.batches += 1
@@ -103,6 +106,7 @@ class Session:
         if objectives is None:
             answer(strategy.root_device, scalar=True)
             return self._deliver(strategy, original, loss, optimizer, *args, **kwargs)
+        self._eager.look(objectives)
         self.seen = Seen(objectives.kind, objectives.names, objectives.values())
         named = _parameters(module, args, kwargs)
         before, place = self.report, _place(module.trainer)

@@ -1,0 +1,76 @@
+"""Compiled functions run eagerly while the objectives are instances.
+
+A compiled function is one opaque node of the autograd graph: the gradients of m instances take m
+passes through it. Eager, they take one. So a module whose losses are instances is faster if it is
+not compiled, while a few tasks cost a pass each in any case and keep what was compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_jd.core._layout import LISTED
+from lightning_jd.core._sharded import is_sharded
+from lightning_jd.engines import Objectives, holds_compiled
+
+
+class EagerInstances:
+    """Decides from what it has seen whether the next ``training_step`` runs eagerly.
+
+    A module of which a part is compiled runs eagerly until its first losses are known: to compile
+    it for nothing may take a minute. Functions that are compiled elsewhere show in the graph of the
+    first losses.
+
+    Args:
+        announce: Called once, with a line that says what was done.
+    """
+
+    def __init__(self, announce: Callable[[str], object]) -> None:
+        self._announce: Callable[[str], object] | None = announce
+        self._compiled: bool | None = None  # not known
+        self._looked = False
+        self._listed = True  # until the losses tell
+
+    def around(self, module: nn.Module) -> AbstractContextManager[object]:
+        """The context for ``training_step`` of a module."""
+        if self._compiled is None:
+            # Parameters in pieces take a pass per row in any case.
+            self._looked = is_sharded(list(module.named_parameters()))
+            self._compiled = not self._looked and _has_compiled_parts(module)
+        # The import of the compiler takes seconds: it happens only where there is one in use.
+        if self._compiled and self._listed and hasattr(torch.compiler, "set_stance"):
+            stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+            return stance
+        return nullcontext()
+
+    def look(self, objectives: Objectives) -> None:
+        """Learn what the losses are, and whether compiled functions are in their graph."""
+        self._listed = objectives.kind in LISTED
+        if not self._listed or objectives.m == 0:
+            return
+        if not self._compiled and not self._looked:
+            self._looked = True
+            self._compiled = holds_compiled(objectives)
+        if self._compiled and self._announce is not None:
+            self._announce(
+                "Jacobian descent runs what is compiled eagerly in `training_step`: each of the "
+                f"{objectives.m} objectives would cost a backward pass through a compiled "
+                "function, where all of them together cost about one without. Everything else "
+                "stays compiled."
+            )
+            self._announce = None
+
+
+def _has_compiled_parts(module: Any) -> bool:
+    """Whether a module, or a part of it, was given to ``torch.compile`` (or ``.compile()``)."""
+    if getattr(module, "_compiler_ctx", None) is not None:  # Lightning keeps it there
+        return True
+    return any(
+        getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod")
+        for part in module.modules()
+    )
