@@ -24,7 +24,14 @@ from lightning_jd.core._reach import Reach
 from lightning_jd.core._report import Report
 from lightning_jd.core._routes import Progress
 from lightning_jd.core._update import Update
-from lightning_jd.engines import NamedParameters, Objectives, Select, hooks_silenced, jacobian
+from lightning_jd.engines import (
+    NamedParameters,
+    Objectives,
+    Select,
+    hooks_silenced,
+    jacobian,
+    jacobian_with_reasons,
+)
 
 
 class Accumulation:
@@ -86,7 +93,7 @@ class Accumulation:
         if isinstance(self._rows, LiveRows):
             self._rows = LiveRows(remaining, objectives, scale, self._memory)
         elif remaining is not None:
-            self._rows.add(remaining, self._jacobian(remaining, scale), objectives)
+            self._rows.add(remaining, self._jacobian(remaining, self._rows, scale), objectives)
 
     def update(
         self,
@@ -168,12 +175,14 @@ class Accumulation:
         if isinstance(live := self._rows, LiveRows):
             kept = self._rows = KeptRows(self._named)
             if live.objectives is not None:
-                kept.add(live.objectives, self._jacobian(live.objectives, live.scale), live.of)
+                J = self._jacobian(live.objectives, kept, live.scale)
+                kept.add(live.objectives, J, live.of)
         assert isinstance(self._rows, KeptRows)
         return self._rows
 
-    def _jacobian(self, objectives: Objectives, scale: float | Tensor) -> Tensor:
-        J = jacobian(objectives, self._named, scale=scale)
+    def _jacobian(self, objectives: Objectives, rows: KeptRows, scale: float | Tensor) -> Tensor:
+        J, slow = jacobian_with_reasons(objectives, self._named, scale=scale)
+        rows.slow |= slow
         if objectives.m == 1 or bool(torch.isfinite(J).all()):
             return J
         # Rows that are computed together spoil one another (zero times infinity is not a number).
@@ -204,4 +213,5 @@ class Accumulation:
             groups=reports,
             bytes_sent=dict(pool.sent),
             skipped=self._skipped,
+            slow={name: why for name, why in self._rows.slow.items() if name in selected},
         )

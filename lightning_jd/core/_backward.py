@@ -7,6 +7,7 @@ from typing import Literal
 from lightning_jd.aggregators import AggregatorSpec, resolve
 from lightning_jd.core._groups import Groups
 from lightning_jd.core._report import Report
+from lightning_jd.core._slow import warn_slow
 from lightning_jd.core._update import compute_update
 from lightning_jd.engines import (
     Losses,
@@ -84,5 +85,6 @@ def backward(
         memory=memory,
         retain_graph=retain_graph,
     )
+    warn_slow(update.report.slow, stacklevel=2)
     update.surrogate().backward()
     return update.report

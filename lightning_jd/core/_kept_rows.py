@@ -12,7 +12,7 @@ from lightning_jd.core._exchange import add_by_rows
 from lightning_jd.core._layout import LISTED, Description, Layout, kind_of
 from lightning_jd.core._local_rows import LocalRows, columns_of, per_parameter
 from lightning_jd.core._pool import Pool
-from lightning_jd.engines import NamedParameters, Objectives, column_count
+from lightning_jd.engines import NamedParameters, Objectives, Slow, column_count
 
 
 class KeptRows(LocalRows):
@@ -41,6 +41,7 @@ class KeptRows(LocalRows):
         self._sums: dict[str, tuple[Tensor, int]] = {}  # sum of the rows, number of pieces
         self._lists: list[Tensor] = []
         self._holes = False
+        self.slow: dict[str, Slow] = {}
 
     def add(self, objectives: Objectives, J: Tensor, of: Objectives | None = None) -> None:
         """Keep the rows of one piece.
@@ -104,7 +105,7 @@ class KeptRows(LocalRows):
     @property
     @override
     def paths(self) -> dict[str, str]:
-        return {name: "rows" for name, _ in self._named}
+        return {name: "jacobian" for name, _ in self._named}
 
     def _joined(self) -> Tensor:
         """All rows as one matrix, put together once."""

@@ -13,7 +13,15 @@ from lightning_jd.core._exchange import add_contributions
 from lightning_jd.core._layout import LISTED, Description, Layout, kind_of
 from lightning_jd.core._local_rows import LocalRows
 from lightning_jd.core._pool import Pool
-from lightning_jd.engines import NamedParameters, Objectives, Tape, column_count, leaves_reached
+from lightning_jd.engines import (
+    NamedParameters,
+    Objectives,
+    Slow,
+    Tape,
+    column_count,
+    leaves_reached,
+    slow_parameters,
+)
 from lightning_jd.engines.tape import Contribution
 
 
@@ -40,6 +48,7 @@ class LiveRows(LocalRows):
         self._memory = memory
         self._tapes: dict[str, Tape] = {}  # by the first parameter
         self._paths: dict[str, str] = {}
+        self.slow: dict[str, Slow] = {}
         self._reached = set() if objectives is None else leaves_reached(objectives)
 
     @override
@@ -89,6 +98,7 @@ class LiveRows(LocalRows):
         tape = Tape(self.objectives, named, scale=self.scale)
         found = tape.contributions()
         self._paths |= tape.paths
+        self.slow |= slow_parameters(tape)
         if self._memory == "fast":
             self._tapes[named[0][0]] = tape
         return found

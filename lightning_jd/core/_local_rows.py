@@ -9,11 +9,17 @@ from torch import Tensor
 
 from lightning_jd.core._layout import Description, Layout
 from lightning_jd.core._pool import Pool
-from lightning_jd.engines import NamedParameters, column_count, from_columns
+from lightning_jd.engines import NamedParameters, Slow, column_count, from_columns
 
 
 class LocalRows(ABC):
-    """Rows that are held, or that can be had from a graph that is alive."""
+    """Rows that are held, or that can be had from a graph that is alive.
+
+    Attributes:
+        slow: The parameters whose rows took one pass each, and why.
+    """
+
+    slow: dict[str, Slow]
 
     @abstractmethod
     def description(self) -> Description:

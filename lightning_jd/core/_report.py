@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_jd.engines import Slow
+
 
 @dataclass(frozen=True)
 class GroupReport:
@@ -48,6 +50,8 @@ class Report:
             DistributedDataParallel sends is not included.
         skipped: The names of the objectives that were left out because they were not finite, on
             all processes.
+        slow: Parameter to the reason why its gradients took one pass per instance of this process,
+            where they did.
     """
 
     gramian: Tensor
@@ -58,6 +62,7 @@ class Report:
     groups: dict[Hashable, GroupReport]
     bytes_sent: dict[str, int] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
+    slow: dict[str, Slow] = field(default_factory=dict)
 
     @override
     def __str__(self) -> str:

@@ -14,7 +14,14 @@ from lightning_jd.aggregators import Aggregator, GramianAggregator
 from lightning_jd.core._answers import direction_from, weights_from
 from lightning_jd.core._local_rows import per_parameter
 from lightning_jd.core._report import GroupReport
-from lightning_jd.engines import NamedParameters, Objectives, Tape, jacobian
+from lightning_jd.engines import (
+    NamedParameters,
+    Objectives,
+    Slow,
+    Tape,
+    jacobian_with_reasons,
+    slow_parameters,
+)
 from lightning_jd.errors import NonFiniteError
 
 Members = dict[Hashable, NamedParameters]
@@ -30,6 +37,7 @@ class Progress:
     found: Found = field(default_factory=dict)
     reports: dict[Hashable, GroupReport] = field(default_factory=dict)
     paths: dict[str, str] = field(default_factory=dict)
+    slow: dict[str, Slow] = field(default_factory=dict)
     milliseconds: dict[str, float] = field(default_factory=dict)
     last: float = field(default_factory=time.perf_counter)
 
@@ -89,6 +97,7 @@ def through_gramian(
         gradients = tape.gradients(chosen[group])
         progress.found.update(zip(_names(members[group]), gradients, strict=True))
         progress.paths.update(tape.paths)
+        progress.slow.update(slow_parameters(tape))
     progress.lap("gradients")
 
 
@@ -103,7 +112,8 @@ def through_jacobian(
 ) -> None:
     """The whole matrix, for aggregators that are no weighting of its rows."""
     for group, named in members.items():
-        J = jacobian(objectives, named, scale=scale)
+        J, slow = jacobian_with_reasons(objectives, named, scale=scale)
+        progress.slow.update(slow)
         G = J @ J.T
         progress.lap("gramian")
         finite = _all_finite(objectives, G, overflow)

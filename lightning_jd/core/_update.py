@@ -135,4 +135,5 @@ def _report(objectives: Objectives, progress: Progress) -> Report:
         paths=progress.paths,
         milliseconds=progress.milliseconds,
         groups=progress.reports,
+        slow=progress.slow,
     )

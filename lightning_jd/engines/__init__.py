@@ -10,7 +10,7 @@ tensor([[1., 1.],
 from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._gramian import gramian
 from lightning_jd.engines._hooks import hooks_silenced
-from lightning_jd.engines._jacobian import jacobian
+from lightning_jd.engines._jacobian import jacobian, jacobian_with_reasons
 from lightning_jd.engines._objectives import Losses, Objectives
 from lightning_jd.engines._parameters import (
     NamedParameters,
@@ -22,7 +22,14 @@ from lightning_jd.engines._parameters import (
 )
 from lightning_jd.engines._reach import holds_compiled, leaves_reached, tasks_reaching
 from lightning_jd.engines._rows import rows
-from lightning_jd.engines.tape import Explanation, Tape, explain, register_rule
+from lightning_jd.engines.tape import (
+    Explanation,
+    Slow,
+    Tape,
+    explain,
+    register_rule,
+    slow_parameters,
+)
 
 __all__ = [
     "Explanation",
@@ -32,6 +39,7 @@ __all__ = [
     "Parameters",
     "Select",
     "Selection",
+    "Slow",
     "Tape",
     "column_count",
     "explain",
@@ -40,10 +48,12 @@ __all__ = [
     "holds_compiled",
     "hooks_silenced",
     "jacobian",
+    "jacobian_with_reasons",
     "leaves_reached",
     "named_parameters_of",
     "register_rule",
     "rows",
     "select",
+    "slow_parameters",
     "tasks_reaching",
 ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from lightning_jd.engines._objectives import Losses, Objectives
-from lightning_jd.engines._parameters import Parameters, named_parameters_of
+from lightning_jd.engines._parameters import NamedParameters, Parameters, named_parameters_of
 from lightning_jd.engines._reach import leaves_reached
 from lightning_jd.engines._rows import row_by_row
-from lightning_jd.engines.tape import Tape
+from lightning_jd.engines.tape import Slow, Tape, slow_parameters
 from lightning_jd.errors import ArgumentError
 
 
@@ -50,8 +50,20 @@ def jacobian(
     if chunk is not None and chunk < 1:
         raise ArgumentError(f"`chunk` must be at least 1, got {chunk}.")
     objectives, named = Objectives.of(losses), named_parameters_of(params)
+    return jacobian_with_reasons(objectives, named, chunk=chunk, scale=scale)[0]
+
+
+def jacobian_with_reasons(
+    objectives: Objectives,
+    named: NamedParameters,
+    *,
+    chunk: int | None = None,
+    scale: float | Tensor = 1.0,
+) -> tuple[Tensor, dict[str, Slow]]:
+    """The Jacobian, and the parameters whose rows took more than one pass; arguments as above."""
     if chunk is None and objectives.kind in ("instances", "instances_tasks"):
         reached = leaves_reached(objectives)
         if any(id(tensor) in reached for _, tensor in named):
-            return Tape(objectives, named, scale=scale).jacobian()
-    return row_by_row(objectives, named, chunk=chunk, scale=scale)
+            tape = Tape(objectives, named, scale=scale)
+            return tape.jacobian(), slow_parameters(tape)
+    return row_by_row(objectives, named, chunk=chunk, scale=scale), {}

@@ -16,7 +16,7 @@ from torch import nn
 
 from lightning_jd.core._layout import LISTED
 from lightning_jd.core._sharded import is_sharded
-from lightning_jd.engines import Objectives, holds_compiled
+from lightning_jd.engines import Objectives, Slow, holds_compiled
 
 
 class EagerInstances:
@@ -64,6 +64,12 @@ class EagerInstances:
                 "stays compiled."
             )
             self._announce = None
+
+    def still_slow(self, slow: dict[str, Slow]) -> dict[str, Slow]:
+        """What is slow for another reason than compiled functions that will run eagerly."""
+        if not hasattr(torch.compiler, "set_stance"):
+            return slow
+        return {n: why for n, why in slow.items() if not why.operation.startswith("Compiled")}
 
 
 def _has_compiled_parts(module: Any) -> bool:

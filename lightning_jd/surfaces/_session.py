@@ -17,9 +17,11 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_jd.core import Report, surrogate
+from lightning_jd.core._pool import Pool
 from lightning_jd.core._replicas import check_replicas
 from lightning_jd.core._roll_call import answer
 from lightning_jd.core._sharded import show_pieces
+from lightning_jd.core._slow import describe_slow, warn_slow
 from lightning_jd.engines import NamedParameters, Objectives, named_parameters_of
 from lightning_jd.errors import AggregatorError, ArgumentError, NonFiniteError
 from lightning_jd.surfaces._compile import explained_compile_errors, reusable_compiled_graphs
@@ -120,7 +122,7 @@ class Session:
         if self.report is not None and self.report is not before:  # not in the middle of a step
             self.skipped.add(self.report, objectives.kind, place)
         if self.report is not None and self._announce is not None:
-            self._announce(self._summary(self.report, objectives.kind, named))
+            self._introduce(self._announce, self.report, objectives.kind, named)
             self._announce = None  # once is enough
         del objectives  # and with them the graph, before hooks and the optimizer need memory
         return self._deliver(strategy, original, scalar, optimizer, *args, **kwargs)
@@ -201,16 +203,27 @@ class Session:
             values = values[torch.isfinite(values)]
         return values.mean()
 
-    def _summary(self, report: Report, kind: str, named: NamedParameters) -> str:
+    def _introduce(
+        self, announce: Callable[[str], object], report: Report, kind: str, named: NamedParameters
+    ) -> None:
+        """Say what is going on: rows, parameters, how they are computed, and what is slow."""
         numbers = sum(tensor.numel() for _, tensor in named)
-        paths = Counter(report.paths.values()).most_common()
-        aggregator = self.settings.aggregator
-        return (
-            f"Jacobian descent with {aggregator.label}: rows are "
+        ways = Counter(_way(path, kind) for path in report.paths.values()).most_common()
+        line = (
+            f"Jacobian descent with {self.settings.aggregator.label}: rows are "
             f"{len(report.names)} {kind.replace('_', ' x ')}, {numbers:,} parameters in "
             f"{len(named)} tensors, computed by "
-            + ", ".join(f"{path} ({count})" for path, count in paths)
+            + ", ".join(f"{way} ({count})" for way, count in ways)
         )
+        slow = self._eager.still_slow(report.slow)
+        announce("\n".join([line, describe_slow(slow)]) if slow else line)
+        if Pool().rank == 0:
+            warn_slow(slow, stacklevel=2)
+
+
+def _way(path: str, kind: str) -> str:
+    """What the start line calls a path: that of every task is a pass of its own, and no defect."""
+    return "one pass per task" if kind == "tasks" and path in ("rows", "kernel") else path
 
 
 def _place(trainer: Any) -> str:

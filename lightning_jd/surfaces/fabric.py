@@ -12,6 +12,7 @@ from torch import nn
 from lightning_jd.aggregators import AggregatorSpec, resolve
 from lightning_jd.core import Groups, Report
 from lightning_jd.core._sharded import show_pieces
+from lightning_jd.core._slow import warn_slow
 from lightning_jd.engines import Losses, Parameters, Select, named_parameters_of
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._output import objectives_of
@@ -79,6 +80,7 @@ def backward(
         raise SetupError(f"{STATIC_ACCUMULATES}.")
     with _inside_backward(fabric), full_precision(fabric.device), first_reduction_held(wrapped):
         update = compute_step(objectives, named, settings, scale, delivery_to(wrapped))
+    warn_slow(update.report.slow, stacklevel=2)
     scalar = update.surrogate()
     start_first_reduction(wrapped, scalar)
     fabric.backward(scalar)

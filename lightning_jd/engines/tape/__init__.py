@@ -2,7 +2,7 @@
 
 from lightning_jd.engines.tape._contribution import Contribution, Rows
 from lightning_jd.engines.tape._cross import cross_gramian, shared_cross_gramian
-from lightning_jd.engines.tape._explain import Explanation, explain
+from lightning_jd.engines.tape._explain import Explanation, Slow, explain, slow_parameters
 from lightning_jd.engines.tape._outer_product import OuterProduct
 from lightning_jd.engines.tape._shared_activations import SharedActivations
 from lightning_jd.engines.tape._tape import Tape
@@ -21,10 +21,12 @@ __all__ = [
     "Rows",
     "SharedActivations",
     "Site",
+    "Slow",
     "Tape",
     "cross_gramian",
     "explain",
     "register_rule",
     "shared_cross_gramian",
+    "slow_parameters",
     "unregister_rule",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from typing_extensions import override
 
@@ -95,6 +96,50 @@ def explain(losses: Losses | Objectives, params: Parameters) -> Explanation:
     return Explanation(tuple(lines), objectives.kind, objectives.m)
 
 
+class Slow(NamedTuple):
+    """Why the gradients of a parameter take more than one pass for all instances.
+
+    Attributes:
+        operation: Where rows could not be followed, or what there is no rule for; empty if that is
+            not known.
+        passes: How many passes there are instead of one.
+        why: The reason, in words.
+        remedy: What would make it faster, if anything would.
+        is_mixed: Whether whole passes are repeated, and not a single operation.
+    """
+
+    operation: str
+    passes: int
+    why: str
+    remedy: str
+    is_mixed: bool = True
+
+
+def slow_parameters(tape: Tape) -> dict[str, Slow]:
+    """The parameters that a tape has differentiated once per instance, after the fact.
+
+    Example:
+        >>> import torch
+        >>> layer, norm = torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)
+        >>> losses = Objectives.of(norm(layer(torch.randn(4, 3))).square().sum(dim=1))
+        >>> tape = Tape(losses, named_parameters_of(layer))
+        >>> G = tape.gramian()
+        >>> slow_parameters(tape)["weight"][:2]
+        ('NativeBatchNormBackward0', 4)
+    """
+    kind, m = tape.objectives.kind, tape.objectives.m
+    if kind == "tasks" or m == 1:
+        return {}
+    slow = {}
+    for name, path in tape.paths.items():
+        if _is_slow(path, kind):
+            culprit = tape.culprits.get(name)
+            operation = path.partition(" ")[2] or culprit or ""
+            is_mixed = not path.startswith("local")
+            slow[name] = Slow(operation, m, *_reason(path, culprit, kind), is_mixed)
+    return slow
+
+
 def _is_slow(path: str, kind: str) -> bool:
     how = path.split()[0]
     return how == "local" or (how in ("rows", "kernel") and kind != "tasks")
@@ -129,9 +174,16 @@ def _reason(path: str, culprit: str | None, kind: str) -> tuple[str, str]:
     return f"one pass per row: {culprit} mixes rows, or hides them", _REMEDIES.get(culprit, "")
 
 
-_NORM = "BatchNorm in training mode mixes the rows; GroupNorm, LayerNorm or `eval()` do not"
+_NORM = (
+    "BatchNorm in training mode mixes the rows; GroupNorm, LayerNorm or `eval()` do not, and "
+    "`lightning_jd.doctor.replace_batch_norm(model)` puts GroupNorm in its place"
+)
 _REMEDIES = {
     "NativeBatchNormBackward0": _NORM,
     "CudnnBatchNormBackward0": _NORM,
-    "CompiledFunctionBackward": "compiled code hides its operations; compile the loss or nothing",
+    "MiopenBatchNormBackward0": _NORM,
+    "BatchNormBackward0": _NORM,
+    "SyncBatchNormBackward": _NORM,
+    "CompiledFunctionBackward": "compiled code hides its operations; run it eagerly, with "
+    '`torch.compiler.set_stance("force_eager")` around the forward pass',
 }
