@@ -247,7 +247,7 @@ def test_the_doctor_finds_modules_in_the_current_folder(
     [
         ("no_colon", r"must be written 'module:name', got 'no_colon'. For instance"),
         ("no_such_module_at_all:Model", r"can be imported, got 'no_such_module_at_all'"),
-        ("lightning_jd.errors:Nothing", r"got 'Nothing'. The module has: ArgumentError"),
+        ("lightning_jd.errors:Nothing", r"got 'Nothing'. The module has: AggregatorError"),
         (f"{HERE}:NOT_CALLABLE", r"must be a class or a function, got int"),
         (f"{HERE}:number", r"must give a model or a pair \(losses, model\), got int"),
         (f"{HERE}:plain", r"neither a method `example_batch\(\)` nor .*--input_shape"),

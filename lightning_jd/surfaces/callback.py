@@ -227,6 +227,12 @@ class DescentCallback:
         return self._owner is None or self._owner() is module
 
     def _check_alone(self, trainer: Any, module: Any) -> None:
+        if self._owner is None and getattr(module, "jacobian_descent", None) is not None:
+            raise SetupError(
+                "Jacobian descent must be asked for once, got it from the Trainer and from the "
+                f"attribute `jacobian_descent` of {type(module).__name__}. Remove the attribute "
+                "(which has no effect without JDModuleMixin), or the callback or strategy."
+            )
         others = [
             callback
             for callback in trainer.callbacks

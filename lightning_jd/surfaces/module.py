@@ -46,11 +46,11 @@ class JDModuleMixin(_Module):  # type: ignore[misc]  # of either package
         """Add the callback to those of the module."""
         own = super().configure_callbacks()
         own = list(own) if isinstance(own, Sequence) else [own]
-        callback = callback_for(self)
+        callback = _callback_for(self)
         return own if callback is None else [*own, callback]
 
 
-def callback_for(module: Any) -> Any:
+def _callback_for(module: Any) -> Any:
     """The callback that a module asks for with its flag; ``None`` if it does not.
 
     It is the same object at every fit, so that a run that is continued keeps its state, until the
@@ -59,8 +59,7 @@ def callback_for(module: Any) -> Any:
     Raises:
         SetupError: If the Trainer already has another one, which Lightning would silently replace.
     """
-    configure = getattr(module, "configure_jacobian_descent", None)
-    spec = configure() if callable(configure) else getattr(module, "jacobian_descent", None)
+    spec = module.configure_jacobian_descent()
     if spec is None:
         return None
     known, callback = _CALLBACKS.get(module, (None, None))

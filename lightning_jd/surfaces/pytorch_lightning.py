@@ -5,21 +5,16 @@ from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.utilities import rank_zero_info
 
 from lightning_jd.surfaces.callback import DescentCallback
-from lightning_jd.surfaces.flag import FlagCallback
 from lightning_jd.surfaces.module import JDModuleMixin
 from lightning_jd.surfaces.report_callback import ReportCallback
 from lightning_jd.surfaces.strategies import DescentStrategy, OnOneDevice
 
-__all__ = ["JDDDPStrategy", "JDFlag", "JDModuleMixin", "JDReport", "JDStrategy", "JacobianDescent"]
+__all__ = ["JDDDPStrategy", "JDModuleMixin", "JDReport", "JDStrategy", "JacobianDescent"]
 
 
 class JacobianDescent(DescentCallback, Callback):  # noqa: D101
     __doc__ = DescentCallback.__doc__
     _inform = staticmethod(rank_zero_info)
-
-
-class JDFlag(FlagCallback, Callback):  # noqa: D101
-    __doc__ = FlagCallback.__doc__
 
 
 class JDReport(ReportCallback, Callback):  # noqa: D101

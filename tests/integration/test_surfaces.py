@@ -1,6 +1,7 @@
 """Every way to ask for Jacobian descent does what `lightning_jd.backward` does in a plain loop."""
 
 from collections.abc import Callable
+from importlib.metadata import distribution
 from typing import Any
 
 import lightning.pytorch as L
@@ -11,7 +12,6 @@ from lightning_jd.aggregators import UPGrad
 from lightning_jd.core import backward
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy, JDModuleMixin, JDStrategy
-from lightning_jd.surfaces.flag import for_lightning_pytorch
 from tests.helpers.lightning import (
     ManualRegression,
     Regression,
@@ -52,7 +52,6 @@ SURFACES: dict[str, Surface] = {
     "flag": (Flagged, dict),
     "flag with arguments": (FlaggedWithArguments, dict),
     "flag by method": (FlaggedByMethod, dict),
-    "flag without mixin": (FlaggedWithoutMixin, lambda: {"callbacks": for_lightning_pytorch()}),
     "manual": (ManualRegression, lambda: {"callbacks": [JacobianDescent()]}),
 }
 
@@ -135,8 +134,9 @@ TWICE = {
     "strategy and flag": (Flagged, lambda: {"strategy": "jd"}),
     "callback and flag without mixin": (
         FlaggedWithoutMixin,
-        lambda: {"callbacks": [JacobianDescent(), *for_lightning_pytorch()]},
+        lambda: {"callbacks": [JacobianDescent()]},
     ),
+    "strategy and flag without mixin": (FlaggedWithoutMixin, lambda: {"strategy": "jd"}),
 }
 
 
@@ -152,24 +152,24 @@ def test_two_callbacks_are_refused_by_lightning() -> None:
         trainer(callbacks=[JacobianDescent(), JacobianDescent()])
 
 
-def test_the_mixin_and_the_entry_point_do_not_count_twice() -> None:
-    module, loop = Flagged("tasks"), Regression("tasks")
-    fit(module, callbacks=for_lightning_pytorch())
-    hand_written(loop, lambda losses: backward(losses, loop, "upgrad"))
-    assert_same_weights(module, loop, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("form", ["instances", "matrix", "tasks", "list", "in_dict"])
+def test_a_flag_without_the_mixin_is_never_a_silent_plain_run(form: Any) -> None:
+    module = FlaggedWithoutMixin(form)
+    with pytest.raises(Exception, match=r"scalar outputs|dict|list|unsupported|Misconf"):
+        fit(module)
+    assert not moved(module, Regression())
 
 
-def test_the_entry_point_is_inert_without_a_flag() -> None:
-    module, plain = Regression("scalar"), Regression("scalar")
-    run = fit(module, callbacks=for_lightning_pytorch())
-    fit(plain)
-    assert_same_weights(module, plain, rtol=0, atol=0)
-    assert not any(isinstance(callback, JacobianDescent) for callback in run.callbacks)
+def test_installing_the_package_changes_no_trainer() -> None:
+    assert {point.group for point in distribution("lightning-jd").entry_points} == {
+        "console_scripts"
+    }
+    assert not any("lightning_jd" in type(each).__module__ for each in trainer().callbacks)
 
 
 def test_a_flag_ends_with_its_module() -> None:
-    run = trainer(callbacks=for_lightning_pytorch())
-    run.fit(FlaggedWithoutMixin("tasks"), batches())
+    run = trainer()
+    run.fit(Flagged("tasks"), batches())
     plain, same = Regression("scalar"), Regression("scalar")
     run.fit_loop.max_epochs = 4
     run.fit(plain, batches())
