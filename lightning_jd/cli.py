@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_jd import __version__
 from lightning_jd.errors import JDError
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS) -> in
         The exit status: 0, 1 after an error that the message explains, 130 after Ctrl-C.
     """
     words = [_underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
+    if words[:1] == ["--version"]:
+        print(f"lightning-jd {__version__}")
+        return 0
     try:
         parser = _parser("Jacobian descent for PyTorch Lightning.", "lightning-jd")
     except ImportError:
@@ -69,12 +73,20 @@ def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS) -> in
             options = options[options.subcommand]
         function(**options.as_dict())
     except KeyboardInterrupt:
-        print("\nInterrupted.", file=sys.stderr)
+        print(f"\nInterrupted.{_continues(commands, words)}", file=sys.stderr)
         return _INTERRUPTED
     except JDError as error:
         print(f"lightning-jd: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _continues(commands: Commands, words: list[str]) -> str:
+    """What becomes of a command that is interrupted; those of the experiments keep their runs."""
+    command = commands.get(words[0]) if words else None
+    if isinstance(command, str) and command.startswith("lightning_jd.experiments."):
+        return " What is finished is kept: the same command continues."
+    return ""
 
 
 def _underscored(word: str) -> str:

@@ -133,11 +133,22 @@ def _of_training_step(model: Any) -> Any:
     return losses
 
 
+def _called(model: nn.Module, example: Any) -> Any:
+    try:
+        if isinstance(example, dict):
+            return model(**example)
+        return model(*example) if isinstance(example, (tuple, list)) else model(example)
+    except Exception as error:  # whatever a model does with an input that it is not made for
+        shape = f" of shape {tuple(example.shape)}" if isinstance(example, Tensor) else ""
+        raise ArgumentError(
+            f"{type(model).__name__} must take an input{shape}, got {type(error).__name__}: "
+            f"{error}. Pass another --input_shape (batch first), or add a method "
+            "`example_batch()`."
+        ) from error
+
+
 def _stand_in(model: nn.Module, example: Any) -> Tensor:
-    if isinstance(example, dict):
-        outputs = model(**example)
-    else:
-        outputs = model(*example) if isinstance(example, (tuple, list)) else model(example)
+    outputs = _called(model, example)
     if not isinstance(outputs, Tensor) or outputs.ndim == 0:
         raise SetupError(
             f"{type(model).__name__} must return a tensor with one entry per instance for a "

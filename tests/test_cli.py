@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import lightning_jd
 from lightning_jd import cli, doctor
 from lightning_jd.errors import ArgumentError
 
@@ -79,6 +80,63 @@ def test_an_error_is_one_message_and_no_traceback(capsys: pytest.CaptureFixture[
     assert "Traceback" not in message
 
 
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"lightning-jd {lightning_jd.__version__}\n"
+
+
+FOLDERS = [
+    ["iwrm"],
+    ["trajectories"],
+    ["speed"],
+    ["bench", "ddp"],
+    ["bench", "engines"],
+    ["bench", "fit"],
+    ["bench", "metrics"],
+    ["bench", "weights"],
+]
+
+
+@pytest.mark.parametrize("words", FOLDERS, ids=" ".join)
+@pytest.mark.parametrize("kind", ["file", "impossible"])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
+    words: list[str], kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = "/proc/nowhere"
+    if kind == "file":
+        folder = str(tmp_path / "file")
+        Path(folder).write_text("not a folder")
+    assert cli.main([*words, "--output", folder]) == 1
+    assert f"`output` must be a folder that can be written to, got {folder!r}" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("command", ["iwrm", "regularisation"])
+def test_at_least_one_epoch(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, "--epochs", "0"]) == 1
+    assert "`epochs` must be at least 1, got 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["iwrm", "trajectories"])
+@pytest.mark.parametrize(
+    ("word", "names"),
+    [("mean", ("mean",)), ("[mean]", ("mean",)), ("[mean, mgda]", ("mean", "mgda"))],
+)
+def test_one_aggregator_needs_no_brackets(
+    command: str, word: str, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def settings_of(aggregators: object, regs: object) -> None:
+        asked.append(aggregators)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"lightning_jd.experiments.{command}.settings_of", settings_of)
+    assert cli.main([command, "--aggregators", word]) == 130
+    assert asked == [names]
+
+
 def interrupted() -> None:
     """Wait for Ctrl-C."""
     raise KeyboardInterrupt
@@ -87,6 +145,15 @@ def interrupted() -> None:
 def test_ctrl_c_is_one_line_and_status_130(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["wait"], {"wait": f"{HERE}:interrupted"}) == 130
     assert capsys.readouterr().err.strip() == "Interrupted."
+
+
+def test_an_experiment_that_is_interrupted_can_be_continued(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lightning_jd.experiments.trajectories.check_matplotlib", interrupted)
+    assert cli.main(["trajectories"]) == 130
+    said = "Interrupted. What is finished is kept: the same command continues."
+    assert capsys.readouterr().err.strip() == said
 
 
 def test_the_words_of_the_shell_are_read(
@@ -221,6 +288,15 @@ def test_the_doctor_calls_a_model_with_named_inputs(capsys: pytest.CaptureFixtur
 
 def test_the_doctor_draws_an_input_of_a_given_shape(capsys: pytest.CaptureFixture[str]) -> None:
     assert "weight" in diagnosis("plain", capsys, "--input_shape", "[6, 3]")
+
+
+@pytest.mark.parametrize("shape", [[4, 5], [2, 3, 4, 5]])
+def test_an_input_that_does_not_fit_is_explained(
+    shape: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["doctor", f"{HERE}:plain", "--input_shape", str(shape)]) == 1
+    message = f"Linear must take an input of shape {tuple(shape)}, got RuntimeError"
+    assert message in capsys.readouterr().err
 
 
 def test_the_doctor_passes_arguments_to_the_class() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lightning_jd.errors import MissingDependencyError
 
@@ -29,15 +29,19 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 @contextmanager
-def progress_bar(total: int, done: int = 0) -> Iterator[Callable[[str], None]]:
+def progress_bar(
+    total: int, done: int = 0, counts: Literal["started", "finished"] = "started"
+) -> Iterator[Callable[[str], None]]:
     """Show a bar with elapsed and remaining time while the block runs.
 
     Args:
         total: The number of units of work; the bar grows if more are started.
         done: How many of them an earlier run has finished.
+        counts: Whether the function is called when a unit is started, one after the other, or when
+            it is finished, for units that are worked on at the same time.
 
     Yields:
-        A function that is called with a description at the *start* of each unit.
+        A function that is called with a description of each unit.
 
     Raises:
         MissingDependencyError: If ``rich`` is not installed.
@@ -67,7 +71,8 @@ def progress_bar(total: int, done: int = 0) -> Iterator[Callable[[str], None]]:
         def start(description: str) -> None:
             nonlocal started
             planned = max(total, done + started + 1)
-            bar.update(task, description=description, completed=done + started, total=planned)
+            finished = done + started + (counts == "finished")
+            bar.update(task, description=description, completed=finished, total=planned)
             started += 1
 
         yield start

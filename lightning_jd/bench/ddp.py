@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_jd._folders import writable_folder
 from lightning_jd.aggregators import resolve
 from lightning_jd.bench._clock import interleaved, ratio
 from lightning_jd.bench._console import console, progress_bar
@@ -97,6 +98,7 @@ def ddp(
             "`processes` must be at least 2, and `threads` and `repeats` at least 1, got "
             f"{processes}, {threads} and {repeats}."
         )
+    writable_folder(output)
     rows = []
     with progress_bar(total=len(CASES)) as start:
         for name, case in CASES.items():

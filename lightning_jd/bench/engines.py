@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from lightning_jd._folders import writable_folder
 from lightning_jd.bench._clock import Timing, interleaved, ratio
 from lightning_jd.bench._console import console, progress_bar
 from lightning_jd.bench._growth import growth_report, measure_point, plot, points
@@ -70,6 +71,7 @@ def engines(
     chosen = _chosen(cases)
     if threads < 1:
         raise ArgumentError(f"`threads` must be at least 1, got {threads}.")
+    writable_folder(output)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

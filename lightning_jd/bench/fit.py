@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from lightning_jd._folders import writable_folder
 from lightning_jd.bench._clock import Timing, ratio
 from lightning_jd.bench._console import console, progress_bar
 from lightning_jd.bench._models import Work, cnn, mlp, mlp_tasks
@@ -58,6 +59,7 @@ def fit(
         raise ArgumentError(
             f"`threads` and `repeats` must be at least 1, got {threads} and {repeats}."
         )
+    writable_folder(output)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

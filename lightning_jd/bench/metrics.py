@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_jd._folders import writable_folder
 from lightning_jd.bench._clock import Timing, interleaved
 from lightning_jd.bench._console import console, progress_bar
 from lightning_jd.bench._report import Report, Value
@@ -52,6 +53,7 @@ def metrics(
     """
     if threads < 1:
         raise ArgumentError(f"`threads` must be at least 1, got {threads}.")
+    writable_folder(output)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

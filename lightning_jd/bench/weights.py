@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_jd._folders import writable_folder
 from lightning_jd.aggregators import GramianAggregator, resolve
 from lightning_jd.bench._clock import Timing, interleaved, ratio
 from lightning_jd.bench._console import console, progress_bar
@@ -89,6 +90,7 @@ def weights(
         output: The folder for weights.json and weights.md.
     """
     cases = _cases(sizes, families, methods, m1024)
+    writable_folder(output)
     rows = []
     with progress_bar(total=len(cases)) as start:
         for case in cases:

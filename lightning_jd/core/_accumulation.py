@@ -23,7 +23,7 @@ from lightning_jd.core._pooled_routes import ByGramian, ByJacobian, PooledRoute
 from lightning_jd.core._reach import Reach
 from lightning_jd.core._report import Report
 from lightning_jd.core._routes import Progress
-from lightning_jd.core._update import Update
+from lightning_jd.core._update import Update, nothing_reached
 from lightning_jd.engines import (
     NamedParameters,
     Objectives,
@@ -116,12 +116,15 @@ class Accumulation:
 
         Raises:
             NonFiniteError: If a loss or a gradient of any process is NaN or infinite.
+            GraphError: If no loss of any process reaches a parameter.
             ArgumentError: If the pieces disagree on what their rows are.
         """
         progress, pool = Progress(), Pool(self._named[0][1].device)
         begin = progress.last
         with torch.no_grad(), hooks_silenced(tensor for _, tensor in self._named):
             layout = self._agree(pool)
+            if layout.m and not self.reach.reached:
+                raise nothing_reached(len(self._named))
             members = split_into_groups(self.reach.selected, groups)
             route = self._route(aggregator, pool, layout, delivery)
             for group, named in members.items():

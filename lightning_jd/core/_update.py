@@ -104,16 +104,21 @@ def compute_update(
     progress.milliseconds["total"] = 1000 * (progress.last - begin)
     found = {name: g for name, g in progress.found.items() if g is not None}
     if not found:
-        raise GraphError(
-            "Losses must depend on a parameter, got a graph that reaches none of "
-            f"{len(tensors)}. Reentrant checkpointing hides them (use `use_reentrant=False`), and "
-            "so do `torch.no_grad()` and `detach()`."
-        )
+        raise nothing_reached(len(tensors))
     return Update(
         [tensors[name] for name in found],
         list(found.values()),
         objectives.values().mean(),
         _report(objectives, progress),
+    )
+
+
+def nothing_reached(parameters: int) -> GraphError:
+    """The error for losses that depend on none of some parameters."""
+    return GraphError(
+        f"Losses must depend on a parameter, got a graph that reaches none of {parameters}. "
+        "Reentrant checkpointing hides them (use `use_reentrant=False`), and so do "
+        "`torch.no_grad()` and `detach()`."
     )
 
 

@@ -6,7 +6,7 @@ from inspect import signature
 from typing import Any
 
 from lightning_jd.aggregators import Aggregator, available, resolve
-from lightning_jd.errors import UnknownNameError
+from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.experiments._statistics import power_of_ten
 
 #: The aggregators of the paper's table of properties, in the order of its figures.
@@ -61,6 +61,22 @@ class Setting:
         if "seed" in signature(available()[self.aggregator]).parameters:
             options["seed"] = seed
         return resolve({"name": self.aggregator} | options)
+
+
+def check_epochs(epochs: int | None) -> None:
+    """Raise unless there is at least one epoch, or it was left out."""
+    if epochs is not None and epochs < 1:
+        raise ArgumentError(f"`epochs` must be at least 1, got {epochs}.")
+
+
+def names_of(aggregators: Sequence[str] | str) -> tuple[str, ...]:
+    """The names in a list, or the only one.
+
+    Example:
+        >>> names_of("mean"), names_of(["mean", "upgrad"])
+        (('mean',), ('mean', 'upgrad'))
+    """
+    return (aggregators,) if isinstance(aggregators, str) else tuple(aggregators)
 
 
 def settings_of(aggregators: Sequence[str], regs: Sequence[float]) -> list[Setting]:

@@ -36,7 +36,7 @@ class Crew:
     Args:
         store: The finished runs.
         trained: Trains a run.
-        announce: Called with a description when a run is asked for.
+        announce: Called with a description when a run is finished.
     """
 
     def __init__(self, store: Store, trained: Trained, announce: Callable[[str], None]) -> None:
@@ -46,9 +46,14 @@ class Crew:
         self.failures: dict[Run, str] = {}
 
     def __call__(self, run: Run, rival: Sequence[float] | None = None) -> Outcome:
+        outcome = self._outcome(run, rival)
         with self._lock:
             name = Setting(run.aggregator, run.reg).label
             self._announce(f"seed {run.seed} {name}, lr {run.lr:.2g}")
+        return outcome
+
+    def _outcome(self, run: Run, rival: Sequence[float] | None) -> Outcome:
+        with self._lock:
             if run in self.store:
                 return self.store[run]
         try:
@@ -81,7 +86,7 @@ def crew(
         size: The number of images in a run.
         store: The file of finished runs.
         workers: How many runs are trained at a time.
-        announce: Called with a description when a run is asked for.
+        announce: Called with a description when a run is finished.
 
     Raises:
         ArgumentError: If there is no worker, files are missing or damaged, or have too few images.

@@ -2,15 +2,20 @@
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
+from lightning_jd._folders import writable_folder
 from lightning_jd.bench._console import progress_bar
 from lightning_jd.errors import ArgumentError
 from lightning_jd.experiments._comparison import publish
 from lightning_jd.experiments._figure import check_matplotlib
 from lightning_jd.experiments._rates import Budget, best_runs
 from lightning_jd.experiments._run import Optimizer, Run
-from lightning_jd.experiments._settings import PAPER_AGGREGATORS, settings_of
+from lightning_jd.experiments._settings import (
+    PAPER_AGGREGATORS,
+    check_epochs,
+    names_of,
+    settings_of,
+)
 from lightning_jd.experiments._workers import crew, side_by_side
 from lightning_jd.experiments.models import ADAM_EPOCHS, EPOCHS
 
@@ -18,7 +23,7 @@ from lightning_jd.experiments.models import ADAM_EPOCHS, EPOCHS
 def iwrm(
     dataset: str = "mnist",
     data: str = "data/mnist",
-    aggregators: Sequence[str] = PAPER_AGGREGATORS,
+    aggregators: Sequence[str] | str = PAPER_AGGREGATORS,
     regs: Sequence[float] = (1e-4, 1e-3),
     budget: Budget = "small",
     seeds: int = 3,
@@ -48,7 +53,8 @@ def iwrm(
     Args:
         dataset: "svhn", "cifar10", "eurosat", "mnist", "fashion-mnist" or "kuzushiji-mnist".
         data: The folder with the official files of the dataset; nothing is downloaded.
-        aggregators: Which to compare, e.g. --aggregators '[mean, upgrad]'; by default all eleven.
+        aggregators: Which to compare, e.g. --aggregators mean, or --aggregators '[mean, upgrad]';
+            by default all eleven.
         regs: Regularisations of UPGrad; DualProj has the first of them, the paper's 1e-4.
         budget: "small" or "paper": how many learning rates are tried.
         seeds: How many reruns, each with other images, initial weights and batches.
@@ -60,6 +66,7 @@ def iwrm(
             process.
         output: The folder for the results; by default results/iwrm-<dataset>.
     """
+    aggregators = names_of(aggregators)
     if seeds < 1 or not aggregators or not regs:
         raise ArgumentError(
             "`seeds`, `aggregators` and `regs` must not be zero or empty, got "
@@ -70,11 +77,12 @@ def iwrm(
             "`batch_size` must be at least 2 (a single loss is plain SGD) and at most `size`, got "
             f"{batch_size} and {size}."
         )
+    check_epochs(epochs)
     check_matplotlib()  # before the work, not after it
     settings = settings_of(aggregators, regs)
     if epochs is None:
         epochs = (ADAM_EPOCHS if optimizer == "adam" else EPOCHS).get(dataset, 1)
-    folder = Path(output or f"results/iwrm-{dataset}")
+    folder = writable_folder(output or f"results/iwrm-{dataset}")
     shared = {
         "seed": 1,
         "epochs": epochs,
@@ -85,7 +93,7 @@ def iwrm(
     firsts = [Run(dataset, s.aggregator, s.reg, 1.0, **shared) for s in settings]  # type: ignore[arg-type]
     tries = seeds * 72 if budget == "paper" else seeds + 5
     with (
-        progress_bar(total=len(settings) * tries) as announce,
+        progress_bar(total=len(settings) * tries, counts="finished") as announce,
         crew(dataset, data, size, folder / "runs.jsonl", workers, announce) as trained,
     ):
         jobs = [partial(best_runs, first, seeds, budget, trained) for first in firsts]

@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from lightning_jd._folders import writable_folder
 from lightning_jd.bench._console import console, progress_bar
 from lightning_jd.bench._report import Report, Value
 from lightning_jd.errors import ArgumentError
 from lightning_jd.experiments._figure import check_matplotlib, draw
 from lightning_jd.experiments._run import Outcome, Run
 from lightning_jd.experiments._search import COARSE, best_exponent, learning_rate
+from lightning_jd.experiments._settings import check_epochs
 from lightning_jd.experiments._statistics import standard_error
 from lightning_jd.experiments._store import Store
 from lightning_jd.experiments._training import train
@@ -66,9 +68,10 @@ def regularisation(
         raise ArgumentError(
             f"`seeds` and `regs` must not be zero or empty, got {seeds} and {list(regs)}."
         )
+    check_epochs(epochs)
     check_matplotlib()  # before the work, not after it
     split = load(dataset, data)
-    store = Store(Path(output) / "runs.jsonl")
+    store = Store(writable_folder(output) / "runs.jsonl")
     first = Run(dataset, "mean", None, 1.0, seed=1, epochs=epochs or EPOCHS[dataset], size=size)
     with progress_bar(total=seeds * (1 + len(regs)) * (3 + 2 * halvings)) as start:
         best = _best_runs(first, regs, seeds, halvings, _Trainer(split, store, start))

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Callback
 from typing_extensions import override
 
+from lightning_jd._folders import writable_folder
 from lightning_jd.bench._clock import Timing, ratio
 from lightning_jd.bench._console import console, progress_bar
 from lightning_jd.bench._models import Work, cnn
@@ -19,7 +20,7 @@ from lightning_jd.bench._steps import make_step
 from lightning_jd.errors import ArgumentError
 from lightning_jd.experiments._lightning import bare_trainer, quiet
 from lightning_jd.experiments._lines import Lines
-from lightning_jd.experiments._settings import PAPER_AGGREGATORS, Setting
+from lightning_jd.experiments._settings import PAPER_AGGREGATORS, Setting, names_of
 from lightning_jd.experiments.models import INPUT_SHAPES, Architecture
 from lightning_jd.surfaces.lightning_pytorch import JacobianDescent
 
@@ -49,7 +50,7 @@ PAPER_SECONDS = {
 
 def speed(
     architectures: Sequence[Architecture] = tuple(INPUT_SHAPES),
-    aggregators: Sequence[str] = PAPER_AGGREGATORS,
+    aggregators: Sequence[str] | str = PAPER_AGGREGATORS,
     repeats: int = 5,
     steps: int = 8,
     threads: int = 2,
@@ -68,7 +69,8 @@ def speed(
 
     Args:
         architectures: The networks, of "svhn", "cifar10", "eurosat" and "mnist".
-        aggregators: The methods, e.g. --aggregators '[mean, upgrad]'; by default all eleven.
+        aggregators: The methods, e.g. --aggregators mean, or --aggregators '[mean, upgrad]'; by
+            default all eleven.
         repeats: The number of rounds.
         steps: Timed steps of each method in a round.
         threads: Threads of torch.
@@ -77,6 +79,7 @@ def speed(
         torchjd: Whether to time TorchJD too, if it is installed.
         output: The folder for the results.
     """
+    aggregators = names_of(aggregators)
     if min(repeats, steps, threads) < 1 or not architectures or not aggregators:
         raise ArgumentError(
             "`repeats`, `steps` and `threads` must be at least 1, and `architectures` and "
@@ -84,7 +87,7 @@ def speed(
             f"and {list(aggregators)}."
         )
     with_torchjd = torchjd and importlib.util.find_spec("torchjd") is not None
-    kept = _Rounds(Path(output) / "rounds.jsonl")
+    kept = _Rounds(writable_folder(output) / "rounds.jsonl")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

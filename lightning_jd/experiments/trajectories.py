@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_jd._folders import writable_folder
 from lightning_jd.bench._console import console, progress_bar
 from lightning_jd.bench._report import Report, Value
 from lightning_jd.errors import ArgumentError
@@ -21,7 +22,7 @@ from lightning_jd.experiments._quadratics import (
     Quadratics,
     distance_to_curve,
 )
-from lightning_jd.experiments._settings import PAPER_AGGREGATORS, Setting, settings_of
+from lightning_jd.experiments._settings import PAPER_AGGREGATORS, Setting, names_of, settings_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ _COLUMNS = {
 
 
 def trajectories(
-    aggregators: Sequence[str] = PAPER_AGGREGATORS,
+    aggregators: Sequence[str] | str = PAPER_AGGREGATORS,
     seed: int = 0,
     output: str = "results/trajectories",
 ) -> None:
@@ -77,15 +78,17 @@ def trajectories(
     it.
 
     Args:
-        aggregators: Which to follow, e.g. --aggregators '[mean, upgrad]'; by default all eleven.
+        aggregators: Which to follow, e.g. --aggregators mean, or --aggregators '[mean, upgrad]';
+            by default all eleven.
         seed: Of the methods that draw random numbers.
         output: The folder for the results.
     """
+    aggregators = names_of(aggregators)
     if not aggregators:
         raise ArgumentError("`aggregators` must not be empty. Leave it out to follow all.")
     check_matplotlib()
     settings = settings_of(aggregators, (0.0,))  # the definition: nothing is regularised
-    folder = Path(output)
+    folder = writable_folder(output)
     kept = _Kept(folder / "paths.jsonl")
     rows: list[dict[str, Value]] = []
     paths: dict[str, dict[str, Tensor]] = {}
@@ -98,7 +101,6 @@ def trajectories(
                 found = kept(scene, setting, seed)
                 paths[scene.name][name] = found.points
                 rows.append(_row(scene, name, found))
-    folder.mkdir(parents=True, exist_ok=True)
     notes = (
         "UPGrad and DualProj with reg 0, the definition. Distances in the space of parameters, "
         f"after {' and '.join(str(scene.steps) for scene in SCENES)} steps; {_REACHED} counts as "

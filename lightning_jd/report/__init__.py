@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from lightning_jd._folders import writable_folder
+from lightning_jd.errors import ArgumentError
 from lightning_jd.report._page import page
 from lightning_jd.report._run import Cosines, Run, Track
 from lightning_jd.report._sources import RUN_FILE, read_run
@@ -34,7 +36,14 @@ def report(run_dir: str, output: str | None = None, title: str | None = None) ->
     folder = Path(run_dir)
     run = read_run(folder)
     path = Path(output) if output is not None else folder / "jd_report.html"
-    path.write_text(page(run, title or folder.resolve().name), encoding="utf-8")
+    if output is not None:
+        writable_folder(path.parent)
+    try:
+        path.write_text(page(run, title or folder.resolve().name), encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(
+            f"`output` must be a file that can be written, got {str(path)!r}: {error.strerror}."
+        ) from error
     for finding in verdict(run):
         print(f"{finding.question} {finding.answer}")
     print(f"Written: {path}")

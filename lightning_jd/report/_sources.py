@@ -45,16 +45,24 @@ def _from_csv(file: Path) -> Run:
     run = Run()
     with file.open(encoding="utf-8", newline="") as lines:
         for number, row in enumerate(csv.DictReader(lines)):
-            step = int(row.get("step") or number)
-            run.add(
-                step,
-                {
-                    name.removeprefix(_PREFIX): float(value)
-                    for name, value in row.items()
-                    if name.startswith(_PREFIX) and value
-                },
-            )
+            step = int(_number(file, "step", row.get("step") or str(number)))
+            values = {
+                name.removeprefix(_PREFIX): _number(file, name, value)
+                for name, value in row.items()
+                if (name or "").startswith(_PREFIX) and value
+            }
+            run.add(step, values)
     return run
+
+
+def _number(file: Path, column: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ArgumentError(
+            f"Every value of {column!r} in {str(file)!r} must be a number, got {text!r}. Has "
+            "something else written to the file?"
+        ) from error
 
 
 def _from_events(file: Path) -> Run:

@@ -86,11 +86,10 @@ def _change(run: Run) -> Finding:
     if run.aggregator == "mean":
         advice = " Try 'upgrad' against the conflict." if before >= 0.01 else ""
         return Finding(question, "calm", f"No: this run only watches.{advice}", rule)
-    facts = (
-        f"its cosine to the mean update is {similarity:.3f}. With {method} "
-        f"{_percent(harmed)} of the objectives get worse to first order; with the mean it would be "
-        f"{_percent(before)}."
-    )
+    facts = f"its cosine to the mean update is {similarity:.3f}."
+    if not math.isnan(harmed):
+        facts += f" With {method} {_percent(harmed)} of the objectives get worse to first order"
+        facts += "." if math.isnan(before) else f"; with the mean it would be {_percent(before)}."
     if similarity >= 0.99:
         return Finding(question, "calm", f"Not really: {facts}", rule)
     if similarity >= 0.9:

@@ -23,7 +23,7 @@ from lightning_jd.core._roll_call import answer
 from lightning_jd.core._sharded import show_pieces
 from lightning_jd.core._slow import describe_slow, warn_slow
 from lightning_jd.engines import NamedParameters, Objectives, named_parameters_of
-from lightning_jd.errors import AggregatorError, ArgumentError, NonFiniteError
+from lightning_jd.errors import AggregatorError, ArgumentError, NonFiniteError, SetupError
 from lightning_jd.surfaces._compile import explained_compile_errors, reusable_compiled_graphs
 from lightning_jd.surfaces._eager import EagerInstances
 from lightning_jd.surfaces._output import losses_in, objectives_of, unless_scalar, with_scalar
@@ -69,6 +69,8 @@ class Session:
         self._announce: Callable[[str], object] | None = announce
         self._eager = EagerInstances(announce)
         self._pending: Objectives | None = None
+        self._nothing = 0  # batches of this epoch for which `training_step` returned None
+        self._got = "no loss"
         self._collected: Collected | None = None
         self._compared = -1  # the step after which processes were compared
 
@@ -84,6 +86,7 @@ class Session:
             self.batches += 1
             return output
         self.batches += output is not None  # Lightning skips the others
+        self._nothing += output is None
         if (losses := losses_in(output, self.settings.rows)) is None:
             return output
         self._pending = objectives_of(losses, self.settings.rows)
@@ -106,6 +109,7 @@ class Session:
             losses = unless_scalar(loss, self.settings.rows)
             objectives = None if losses is None else objectives_of(losses, self.settings.rows)
         if objectives is None:
+            self._got = "one scalar"
             answer(strategy.root_device, scalar=True)
             return self._deliver(strategy, original, loss, optimizer, *args, **kwargs)
         self._eager.look(objectives)
@@ -134,6 +138,34 @@ class Session:
         if strategy.lightning_module.automatic_optimization:  # else Lightning does it
             start_first_reduction(strategy.model, scalar)
         return original(scalar, *args, **kwargs)
+
+    def check_first_batch(self) -> None:
+        """Refuse to go on if the first batch had nothing to aggregate.
+
+        Raises:
+            SetupError: With what was found and what to return instead.
+        """
+        if self.batches == 1 and self.steps == 0:
+            raise SetupError(
+                "Jacobian descent must get several losses from `training_step` or "
+                f"`manual_backward`, got {self._got} in the first batch. Return the vector, list "
+                "or dict of losses itself (as the output or under the key 'loss'), or remove "
+                "JacobianDescent. (If this batch has one loss only, and others have more: return "
+                "{'loss': {'name': loss}}.)"
+            )
+
+    def check_epoch(self) -> None:
+        """Refuse to go on if all batches of an epoch were skipped by returning None.
+
+        Raises:
+            SetupError: With the number of batches.
+        """
+        nothing, self._nothing = self._nothing, 0
+        if self.batches == 0 and nothing > 0:
+            raise SetupError(
+                f"`training_step` must return losses, got None in all {nothing} batches of the "
+                "epoch, which Lightning skips: nothing was trained."
+            )
 
     def check_replicas(self, trainer: Any) -> None:
         """Compare the parameters of all processes, if that is due after the last step."""

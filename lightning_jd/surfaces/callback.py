@@ -171,24 +171,19 @@ class DescentCallback:
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Compare the processes, and log what the update was made of."""
         if self._session is not None:
+            self._session.check_first_batch()
             self._session.check_replicas(trainer)
         if self._monitor is not None and self._session is not None:
             self._monitor.after_batch(trainer, pl_module, self._session)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Refuse to go on if there was nothing to aggregate, or if all of it was left out."""
+        """Refuse to go on if all losses were left out, or there was none."""
         if self._monitor is not None:
             self._monitor.after_epoch(trainer)
         session = self._session
         if session is not None:
             self._skipped.end_epoch(trainer.current_epoch)
-        if session is not None and session.batches > 0 and session.steps == 0:
-            raise SetupError(
-                "Jacobian descent must get several losses from `training_step` or "
-                f"`manual_backward`, got none in the whole epoch of {session.batches} batches. "
-                "Return the vector, list or dict of losses itself (as the output or under the "
-                "key 'loss'), or remove JacobianDescent."
-            )
+            session.check_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs, in types that ``weights_only=True`` can load."""

@@ -19,6 +19,7 @@ class JacobianDescent(DescentCallback, Callback):  # noqa: D101
 
 class JDReport(ReportCallback, Callback):  # noqa: D101
     __doc__ = ReportCallback.__doc__
+    _inform = staticmethod(rank_zero_info)
 
 
 class JDStrategy(DescentStrategy, OnOneDevice, SingleDeviceStrategy):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning_jd.errors import ArgumentError, SetupError
 from lightning_jd.metrics import PairwiseCosine
@@ -23,12 +26,13 @@ class ReportCallback:
     It needs :class:`~lightning_jd.JacobianDescent` (or one of its other spellings) in the same
     Trainer; with ``aggregator="mean"`` it shows the conflict of ordinary training. The page,
     ``jd_report.html``, and its numbers, ``jd_run.json``, are written at the end of epochs (at most
-    twice a minute), at the end of the fit, and when an error ends it. A resumed run continues its
-    curves.
+    twice a minute), at the end of the fit, which prints where, and when an error ends it. A resumed
+    run continues its curves. A folder that cannot be written to is a warning at the start: a report
+    does not end a training.
 
     Args:
         folder: Where to write; the Trainer's ``log_dir`` (or ``default_root_dir``) unless given.
-        every_n_steps: Look at every so many steps.
+        every_n_steps: Look at every so many steps, and at each of the first so many.
         stationarity: The distance to weak stationarity too, at the price of a small program that
             is solved on the host.
         title: The heading of the page.
@@ -36,6 +40,9 @@ class ReportCallback:
     Raises:
         ArgumentError: If ``every_n_steps`` is not positive.
     """
+
+    #: Prints a line on the first process; each package brings its own.
+    _inform: ClassVar[Callable[[str], object]] = print
 
     def __init__(
         self,
@@ -56,7 +63,7 @@ class ReportCallback:
         self._clock = StepClock()
         self._seen = 0
         self._written = -math.inf
-        self._target = Path()
+        self._target: Path | None = None  # where nothing can be written, there is none
 
     @property
     def run(self) -> Run:
@@ -79,7 +86,8 @@ class ReportCallback:
                 "JacobianDescent('mean') to see the conflict of ordinary training."
             )
         # Here, because all processes have to ask for the folder of the logger together.
-        self._target = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
+        target = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
+        self._target = target if not trainer.is_global_zero or _is_writable(target) else None
         aggregator = session.settings.aggregator
         self._run.aggregator = aggregator.label
         self._seen = session.steps
@@ -95,7 +103,9 @@ class ReportCallback:
             return
         self._seen = session.steps
         report = session.report
-        if not report.names or not is_due(trainer, self.every_n_steps):
+        # Each of the first steps too, so that short runs are seen at all.
+        every = 1 if steps_done(trainer) < self.every_n_steps else self.every_n_steps
+        if not report.names or not is_due(trainer, every):
             return
         shares = self._clock.shares(report)
         values = values_of(session, report, stationarity=self.stationarity)
@@ -113,8 +123,9 @@ class ReportCallback:
             self._write(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the page."""
-        self._write(trainer)
+        """Write the page, and say where it is."""
+        if (path := self._write(trainer)) is not None:
+            type(self)._inform(f"JDReport has written {path}")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Write what there is: a run that failed is one to look at."""
@@ -144,12 +155,38 @@ class ReportCallback:
                 return callback._session
         return None
 
-    def _write(self, trainer: Any) -> None:
-        if not trainer.is_global_zero or not self._run.tracks:
-            return
-        folder = self._target
-        folder.mkdir(parents=True, exist_ok=True)
+    def _write(self, trainer: Any) -> Path | None:
+        """The page, if it was written."""
+        if not trainer.is_global_zero or not self._run.tracks or self._target is None:
+            return None
         self._written = time.monotonic()
-        run = self.run
-        run.write(folder / RUN_FILE)
-        (folder / "jd_report.html").write_text(page(run, self.title), encoding="utf-8")
+        path, run = self._target / "jd_report.html", self.run
+        try:
+            self._target.mkdir(parents=True, exist_ok=True)
+            run.write(self._target / RUN_FILE)
+            path.write_text(page(run, self.title), encoding="utf-8")
+        except OSError as error:  # a disk that is full
+            _warn(self._target, error)
+            return None
+        return path
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether the report can be written there; otherwise a warning says why not."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"no permission to write to {str(folder)!r}")
+    except OSError as error:
+        _warn(folder, error)
+        return False
+    return True
+
+
+def _warn(folder: Path, error: OSError) -> None:
+    warnings.warn(
+        f"JDReport must be able to write to its folder, got {str(folder)!r}: {error}. The training "
+        "goes on without the page; set `folder` to another one.",
+        RuntimeWarning,
+        stacklevel=3,
+    )

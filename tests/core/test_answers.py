@@ -12,7 +12,7 @@ from lightning_jd.aggregators import Aggregator, GramianAggregator, resolve
 from lightning_jd.core import _answers
 from lightning_jd.core._accumulation import Accumulation
 from lightning_jd.engines import Objectives, named_parameters_of
-from lightning_jd.errors import AggregatorError
+from lightning_jd.errors import AggregatorError, GraphError
 from tests.helpers.two_processes import run_in_two_processes
 
 
@@ -71,6 +71,15 @@ def test_of_several_micro_batches(aggregator: Any, message: str) -> None:
         collected.add(Objectives.of(losses_of(model)))
     with pytest.raises(AggregatorError, match=message):
         collected.update(resolve(aggregator))
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_losses_that_reach_no_parameter_are_refused(keeps: bool) -> None:
+    x = torch.ones(3, requires_grad=True)
+    collected = Accumulation(named_parameters_of(nn.Linear(4, 3)), keeps=keeps)
+    collected.add(Objectives.of(x * 2))
+    with pytest.raises(GraphError, match="must depend on a parameter, got a graph that reaches"):
+        collected.update(resolve("upgrad"))
 
 
 def on_both(rank: int, folder: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,21 @@ def test_the_budget_of_the_paper_is_72_rates_for_every_seed() -> None:
     # 22 + 50, but both ends of the second stage are known from the first
     assert [seed for seed, _ in landscape.asked] == [1] * 70 + [2] * 70
     assert [o.finished for _, o in best] == [True, True]
+
+
+def test_runs_are_counted_when_they_are_finished(tmp_path: Path) -> None:
+    announced: list[str] = []
+
+    def trained(run: Run, rival: Any) -> Outcome:
+        counts.append(len(announced))
+        return outcome(run.lr)
+
+    counts: list[int] = []
+    study = Crew(Store(tmp_path / "runs"), trained, announced.append)
+    for seed in (1, 2, 1):  # the last one is in the store
+        study(replace(FIRST, seed=seed))
+    assert counts == [0, 1]
+    assert len(announced) == 3
 
 
 def test_the_best_rival_is_handed_to_the_next_rate(tmp_path: Path) -> None:

@@ -218,15 +218,51 @@ def test_step_accumulation_is_refused_in_manual_optimization() -> None:
 
 
 @pytest.mark.parametrize("module", [Regression("scalar"), ManualRegression("scalar")])
-def test_an_epoch_without_several_losses_is_an_error(module: Regression) -> None:
-    with pytest.raises(SetupError, match="got none in the whole epoch of 6 batches"):
-        fit(module, callbacks=[JacobianDescent()])
+@pytest.mark.parametrize("surface", ["callback", "strategy"])
+def test_a_scalar_in_the_first_batch_is_an_error_at_once(module: Any, surface: str) -> None:
+    asked: dict[str, Any] = {"strategy": "jd"}
+    if surface == "callback":
+        asked = {"callbacks": [JacobianDescent()]}
+    run = trainer(**asked)
+    with pytest.raises(SetupError, match=r"got one scalar in the first batch. Return the vector"):
+        run.fit(module, batches())
+    assert run.fit_loop.batch_idx == 0
+
+
+def test_no_call_of_manual_backward_is_an_error_at_once() -> None:
+    class Idle(ManualRegression):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.optimizers().step()
+
+    with pytest.raises(SetupError, match="got no loss in the first batch"):
+        fit(Idle("tasks"), callbacks=[JacobianDescent()])
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`:UserWarning")
+def test_an_epoch_of_none_is_an_error() -> None:
+    class Silent(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            return None
+
+    with pytest.raises(SetupError, match="must return losses, got None in all 6 batches"):
+        fit(Silent("tasks"), callbacks=[JacobianDescent()])
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`:UserWarning")
+def test_some_batches_may_be_none() -> None:
+    class Partly(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return None if batch_idx < 3 else super().training_step(batch, batch_idx)
+
+    module = Partly("tasks")
+    fit(module, callbacks=[JacobianDescent()])
+    assert moved(module, Regression())
 
 
 class Alternating(Regression):
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> Any:
         errors = self.errors(batch)
-        return errors.mean(dim=1) if batch_idx % 2 else errors.mean()
+        return errors.mean() if batch_idx % 2 else errors.mean(dim=1)
 
 
 def test_a_scalar_passes_through_untouched() -> None:

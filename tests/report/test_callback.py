@@ -25,7 +25,7 @@ def test_a_fit_leaves_a_page_and_its_numbers(tmp_path: Path) -> None:
     run = read_run(tmp_path / "out")
     assert run == jd_report.run
     assert run.aggregator == "upgrad"
-    assert steps(run) == [1, 3, 5, 7, 9, 11]
+    assert steps(run) == [0, 1, 3, 5, 7, 9, 11]
     assert list(run.members("loss/")) == list(run.members("weight/")) == ["a", "b", "c"]
     assert run.cosines is not None
     assert [row[i] for i, row in enumerate(run.cosines.matrix)] == pytest.approx([1, 1, 1])
@@ -129,6 +129,46 @@ def test_reporting_does_not_change_the_training(tmp_path: Path) -> None:
 def test_without_jacobian_descent_there_is_nothing_to_report() -> None:
     with pytest.raises(SetupError, match="JDReport must have something to report on"):
         fit(Regression("scalar"), callbacks=[JDReport()])
+
+
+def test_a_short_run_leaves_a_page_and_says_where(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        callbacks = [JacobianDescent(), JDReport(str(tmp_path))]
+        fit(Regression("tasks"), callbacks=callbacks, max_epochs=1, limit_train_batches=3)
+    assert steps(read_run(tmp_path)) == [0, 1, 2]
+    assert f"JDReport has written {tmp_path / 'jd_report.html'}" in caplog.messages
+
+
+def test_accumulated_batches_count_as_one_step(tmp_path: Path) -> None:
+    callbacks = [JacobianDescent(), JDReport(str(tmp_path))]
+    fit(Regression("tasks"), callbacks=callbacks, max_epochs=1, accumulate_grad_batches=2)
+    assert steps(read_run(tmp_path)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["file", "impossible"])
+def test_a_folder_that_cannot_be_written_is_a_warning_at_the_start(
+    kind: str, tmp_path: Path
+) -> None:
+    folder = "/proc/nowhere"
+    if kind == "file":
+        folder = str(tmp_path / "file")
+        Path(folder).write_text("not a folder")
+    module = Regression("tasks")
+    with pytest.warns(RuntimeWarning, match="JDReport must be able to write to its folder, got '"):
+        run = fit(module, callbacks=[JacobianDescent(), JDReport(folder)])
+    assert run.global_step == 12  # the training went on
+
+
+def test_a_disk_that_fills_up_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Run, "write", full)
+    with pytest.warns(RuntimeWarning, match="No space left on device. The training goes on"):
+        run = fit(Regression("tasks"), callbacks=[JacobianDescent(), JDReport(str(tmp_path))])
+    assert run.global_step == 12
 
 
 def test_wrong_arguments_are_named() -> None:

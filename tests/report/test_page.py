@@ -221,6 +221,27 @@ def test_the_command_line_knows_it(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (tmp_path / "jd_report.html").exists()
 
 
+def test_text_among_the_numbers_of_a_logger_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("step,jd/conflict_rate\n0,0.5\n1,high\n")
+    with pytest.raises(ArgumentError, match=r"'jd/conflict_rate' in .* a number, got 'high'"):
+        read_run(tmp_path)
+
+
+def test_missing_columns_are_not_made_up() -> None:
+    answers = [found.answer for found in verdict(recorded(similarity_to_mean=0.5))]
+    assert not any("nan" in answer for answer in answers)
+    assert "cosine to the mean update is 0.500." in answers[2]
+    assert "get worse" not in answers[2]
+
+
+def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    full_run().write(tmp_path / "jd_run.json")
+    with pytest.raises(ArgumentError, match="`output` must be a folder that can be written to"):
+        report(str(tmp_path), "/proc/nowhere/page.html")
+    with pytest.raises(ArgumentError, match="`output` must be a file that can be written"):
+        report(str(tmp_path), str(tmp_path))
+
+
 def test_wrong_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="`run_dir` must be a folder, got"):
         read_run(tmp_path / "nowhere")
