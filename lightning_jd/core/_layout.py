@@ -38,8 +38,10 @@ class Description(NamedTuple):
 
 def kind_of(objectives: Objectives) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The kind of some losses, and the number of tasks per instance, as in a description."""
-    is_matrix = objectives.kind == "instances_tasks"
-    return (objectives.kind,), (objectives.outputs[0].shape[1],) if is_matrix else ()
+    losses = objectives.losses
+    if objectives.kind == "instances_tasks" and isinstance(losses, Tensor):
+        return (objectives.kind,), (losses.shape[1],)
+    return (objectives.kind,), ()
 
 
 class OwnRows(NamedTuple):

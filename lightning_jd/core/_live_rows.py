@@ -109,7 +109,7 @@ class LiveRows(LocalRows):
     def _ordinary(self, named: NamedParameters, weights: Tensor) -> list[Tensor | None]:
         assert self.objectives is not None
         gradients = torch.autograd.grad(
-            self.objectives.outputs,
+            self.objectives.outputs,  # type: ignore[arg-type]  # tensors and edges may be mixed
             [tensor for _, tensor in named],
             self.objectives.cotangents(weights * self.scale),
             retain_graph=True,

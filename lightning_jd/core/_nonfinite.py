@@ -23,11 +23,14 @@ def without(objectives: Objectives, names: Collection[str]) -> Objectives | None
     if not kept:
         return None
     remaining = tuple(objectives.names[i] for i in kept)
+    known = None if objectives.known is None else objectives.known[kept]
     if isinstance(objectives.losses, Tensor):
         # A matrix with holes is no matrix: its entries become a list of rows.
         kind = "instances" if objectives.kind == "instances_tasks" else objectives.kind
-        return Objectives(remaining, kind, objectives.losses.reshape(-1)[kept])
-    return Objectives(remaining, objectives.kind, tuple(objectives.losses[i] for i in kept))
+        losses = objectives.losses.reshape(-1)[kept]
+        return Objectives(remaining, kind, losses, objectives.total, known)
+    terms = tuple(objectives.losses[i] for i in kept)
+    return Objectives(remaining, objectives.kind, terms, objectives.total, known)
 
 
 def nonfinite_error(what: str, names: Collection[str]) -> NonFiniteError:

@@ -55,7 +55,7 @@ def plain(
     if not named:
         return
     gradients = torch.autograd.grad(
-        objectives.outputs,
+        objectives.outputs,  # type: ignore[arg-type]  # tensors and edges may be mixed
         [tensor for _, tensor in named],
         objectives.cotangents(objectives.plain_weights() * scale),
         retain_graph=True,

@@ -178,7 +178,9 @@ class ShardedAccumulation:
             tensor.grad = None
         # All losses, though most have weight zero: every process must run through all of its graph.
         torch.autograd.backward(
-            objectives.outputs, list(objectives.cotangents(weights)), retain_graph=True
+            objectives.outputs,  # type: ignore[arg-type]  # tensors and edges may be mixed
+            list(objectives.cotangents(weights)),
+            retain_graph=True,
         )
         wide = any(piece.dtype == torch.float64 for _, piece in self._pieces)
         dtype = torch.float64 if wide else torch.float32

@@ -108,7 +108,7 @@ def compute_update(
     return Update(
         [tensors[name] for name in found],
         list(found.values()),
-        objectives.values().mean(),
+        objectives.shown(),
         _report(objectives, progress),
     )
 

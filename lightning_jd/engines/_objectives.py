@@ -8,12 +8,43 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from lightning_jd.errors import ArgumentError, GraphError, NonFiniteError, ShapeError
 
 #: What a user may hand over: a vector, a matrix [b, k], scalars in a list, or named scalars.
 Losses = Tensor | Sequence[Tensor | None] | Mapping[str, Tensor | None]
 Kind = Literal["instances", "instances_tasks", "tasks", "ranks"]
+
+
+#: What autograd differentiates: a tensor, or a place in the graph.
+Output = Tensor | GradientEdge
+
+
+@dataclass(frozen=True)
+class Term:
+    """A scalar of which only the place in the graph is known, times a factor.
+
+    A sum does not keep its terms, but their places are below it, and all that is differentiated is
+    there. The value of a term is gone.
+
+    Attributes:
+        edge: Where the scalar was computed: a node, and the number of its output.
+        factor: What it is multiplied by, a scalar.
+    """
+
+    edge: GradientEdge
+    factor: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the scalar."""
+        return self.factor.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the scalar."""
+        return self.factor.device
 
 
 @dataclass(frozen=True)
@@ -28,7 +59,9 @@ class Objectives:
             ``"instance/task"`` in a matrix of losses.
         kind: ``"instances"``, ``"tasks"``, ``"instances_tasks"`` (row-major: b, then k), or
             ``"ranks"``, the loss of the whole share that one process has of the data.
-        losses: The tensor of losses as given, or a tuple of scalars.
+        losses: The tensor of losses as given, or a tuple of scalars (or of terms of a sum).
+        total: The scalar that was split into these objectives, where that has happened.
+        known: Their values, shape (m,), if the losses do not tell.
 
     Example:
         >>> x = torch.ones(2, requires_grad=True)
@@ -41,7 +74,9 @@ class Objectives:
 
     names: tuple[str, ...]
     kind: Kind
-    losses: Tensor | tuple[Tensor, ...]
+    losses: Tensor | tuple[Tensor | Term, ...]
+    total: Tensor | None = None
+    known: Tensor | None = None
 
     @classmethod
     def of(
@@ -81,19 +116,25 @@ class Objectives:
         return len(self.names)
 
     @property
-    def outputs(self) -> tuple[Tensor, ...]:
-        """The tensors to differentiate: the scalars, or the one tensor that holds all losses."""
-        return (self.losses,) if isinstance(self.losses, Tensor) else self.losses
+    def outputs(self) -> tuple[Output, ...]:
+        """What to differentiate: the scalars, or the one tensor that holds all losses."""
+        if isinstance(self.losses, Tensor):
+            return (self.losses,)
+        return tuple(loss.edge if isinstance(loss, Term) else loss for loss in self.losses)
 
     @property
     def dtype(self) -> torch.dtype:
         """The floating-point type of the losses."""
-        return self.outputs[0].dtype
+        return self._first.dtype
 
     @property
     def device(self) -> torch.device:
         """The device of the losses."""
-        return self.outputs[0].device
+        return self._first.device
+
+    @property
+    def _first(self) -> Tensor | Term:
+        return self.losses if isinstance(self.losses, Tensor) else self.losses[0]
 
     def cotangents(self, weights: Tensor) -> tuple[Tensor, ...]:
         """``grad_outputs`` of :attr:`outputs` that make autograd return the gradient of w · losses.
@@ -104,26 +145,49 @@ class Objectives:
         weights = weights.to(self.device, self.dtype)
         if isinstance(self.losses, Tensor):
             return (weights.view(self.losses.shape),)
-        return weights.unbind()
+        return tuple(
+            weight * loss.factor if isinstance(loss, Term) else weight
+            for loss, weight in zip(self.losses, weights.unbind(), strict=True)
+        )
 
-    def row(self, i: int) -> tuple[Tensor, Tensor]:
+    def row(self, i: int) -> tuple[Output, Tensor]:
         """The output and the ``grad_outputs`` that make autograd return the gradient of loss i."""
         if isinstance(self.losses, Tensor):
             chosen = torch.zeros(self.m, dtype=self.dtype, device=self.device)
             chosen[i] = 1
             return self.losses, chosen.view(self.losses.shape)
-        return self.losses[i], torch.ones_like(self.losses[i])
+        loss = self.losses[i]
+        if isinstance(loss, Term):
+            return loss.edge, loss.factor
+        return loss, torch.ones_like(loss)
+
+    @property
+    def has_values(self) -> bool:
+        """Whether the value of each objective is known."""
+        return self.total is None or self.known is not None
 
     def values(self) -> Tensor:
-        """The losses as one detached vector of shape (m,)."""
+        """The losses as one detached vector of shape (m,).
+
+        If a scalar was split, and its parts are not known, each of them stands for the whole.
+        """
+        if self.known is not None:
+            return self.known
+        if self.total is not None:
+            return self.total.detach().expand(self.m)
         if isinstance(self.losses, Tensor):
             return self.losses.detach().reshape(-1)
-        return torch.stack([loss.detach() for loss in self.losses])
+        return torch.stack([loss.detach() for loss in self.losses if isinstance(loss, Tensor)])
+
+    def shown(self) -> Tensor:
+        """What stands for all of them: the scalar that was split, or else their mean."""
+        return self.values().mean() if self.total is None else self.total.detach()
 
     def plain_weights(self) -> Tensor:
         """The weights of ordinary training, shape (m,): sum over tasks, mean over instances."""
         known = {"tasks": 1, "ranks": 1, "instances": self.m}
-        instances = known.get(self.kind) or len(self.outputs[0])
+        assert isinstance(self.losses, Tensor) or self.kind in known
+        instances = known.get(self.kind) or len(self.losses)
         return torch.full((self.m,), 1 / instances, dtype=self.dtype, device=self.device)
 
     def nonfinite(self) -> tuple[str, ...]:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from lightning_jd.engines._objectives import Objectives
+from lightning_jd.engines._objectives import Objectives, Output, Term
 from lightning_jd.errors import ArgumentError, GraphError
 
 _LEAF = "torch::autograd::AccumulateGrad"
@@ -74,7 +74,12 @@ def holds_compiled(objectives: Objectives) -> bool:
 
 def nodes_below(objectives: Objectives) -> list[Node]:
     """All nodes of the graph of the losses, each after everything that depends on it."""
-    return parents_first([get_gradient_edge(output).node for output in objectives.outputs])
+    return parents_first([edge_of(output).node for output in objectives.outputs])
+
+
+def edge_of(output: Output) -> GradientEdge:
+    """The place in the graph of what is differentiated."""
+    return output if isinstance(output, GradientEdge) else get_gradient_edge(output)
 
 
 def check_visible(nodes: Iterable[Node]) -> None:
@@ -135,8 +140,10 @@ def _roots(objectives: Objectives) -> list[tuple[Node, int] | None]:
     )
 
 
-def _unstacked(loss: Tensor) -> tuple[Node, int] | None:
+def _unstacked(loss: Tensor | Term) -> tuple[Node, int] | None:
     """Look through a `stack` of all losses of which this loss is one entry."""
+    if isinstance(loss, Term):
+        return loss.edge.node, loss.edge.output_nr
     edge = get_gradient_edge(loss)
     node, position = edge.node, edge.output_nr
     below = node.next_functions[0][0] if node.next_functions else None

@@ -88,7 +88,7 @@ def _blocks(
         per_row = [objectives.cotangents(row) for row in block]
         with hooks_silenced(tensors):
             gradients = torch.autograd.grad(
-                objectives.outputs,
+                objectives.outputs,  # type: ignore[arg-type]  # tensors and edges may be mixed
                 tensors,
                 [torch.stack(column) for column in zip(*per_row, strict=True)],
                 retain_graph=True,

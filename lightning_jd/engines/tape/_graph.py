@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import Node
 
-from lightning_jd.engines._reach import check_visible
+from lightning_jd.engines._objectives import Output
+from lightning_jd.engines._reach import check_visible, edge_of
 from lightning_jd.engines.tape._owners import Shape
 from lightning_jd.engines.tape.flow import FACTS
 
@@ -62,7 +63,7 @@ class Graph(NamedTuple):
     roots: tuple[Edge, ...]
 
 
-def walk(outputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Graph:
+def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
     """List everything that the outputs depend on.
 
     It runs in every step, so entries of the signature are raw: records are made from them once.
@@ -79,7 +80,7 @@ def walk(outputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Graph:
     nodes: list[Node] = []
     roots = []
     for output in outputs:
-        edge = get_gradient_edge(output)
+        edge = edge_of(output)
         if edge.node not in number_of:
             number_of[edge.node] = len(nodes)
             nodes.append(edge.node)

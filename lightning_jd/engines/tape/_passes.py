@@ -153,8 +153,9 @@ class Passes:
     def _all_at_once(self, targets: Sequence[Target], trunk: Trunk) -> list[Tensor | None]:
         places = list(dict.fromkeys((target.node, target.what) for target in targets))
         losses = self.objectives.outputs
-        weight = torch.ones_like(losses[0]) * self.scale
-        found = gradients_of_tasks(self.graph, self.plan.records, trunk, losses, weight, places)
+        ones = torch.ones(len(losses), dtype=self.objectives.dtype, device=self.objectives.device)
+        weights = self.objectives.cotangents(ones * self.scale)
+        found = gradients_of_tasks(self.graph, self.plan.records, trunk, losses, weights, places)
         by_place = dict(zip(places, found, strict=True))
         del found
         held: list[Tensor | None] = []

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lightning_jd.engines._hooks import hooks_silenced
+from lightning_jd.engines._objectives import Output
 from lightning_jd.engines.tape._differentiate import gradients_of
 from lightning_jd.engines.tape._graph import Edge, Graph, Record, local_vjp
 
@@ -92,8 +93,8 @@ def gradients_of_tasks(
     graph: Graph,
     records: Sequence[Record],
     trunk: Trunk,
-    losses: Sequence[Tensor],
-    weight: Tensor,
+    losses: Sequence[Output],
+    weights: Sequence[Tensor],
     places: Sequence[tuple[int, Place]],
 ) -> list[tuple[int | None, Tensor | None]]:
     """The gradients of all tasks at some places.
@@ -103,7 +104,7 @@ def gradients_of_tasks(
         records: Its records.
         trunk: What is shared.
         losses: One per task.
-        weight: What the losses are multiplied by.
+        weights: What each of them is multiplied by.
         places: Numbers of nodes, and what to differentiate with respect to there.
 
     Returns:
@@ -118,7 +119,7 @@ def gradients_of_tasks(
     own = [place for node, place in places if trunk.task_of[node] is not None]
     above = gradients_of(
         losses,
-        [weight] * len(losses),
+        weights,
         [*[GradientEdge(graph.nodes[node], output) for node, output in edges], *own],
     )
     cotangents: dict[int, list[Tensor | None]] = {}
