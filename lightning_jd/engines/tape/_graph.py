@@ -135,7 +135,34 @@ def local_vjp(node: Node, cotangents: Sequence[Tensor | None]) -> tuple[Tensor |
     """The gradient at every input of one operation, for given gradients at its outputs.
 
     The operation is differentiated alone: nothing below it runs.
+
+    Returns:
+        One gradient per entry of ``node.next_functions``.
     """
-    call: Any = node.apply if isinstance(node, BackwardCFunction) else node
+    if isinstance(node, BackwardCFunction):
+        return _custom_vjp(node, cotangents)
+    call: Any = node  # typed as if it could not be called
     found = call(*cotangents)
     return found if isinstance(found, tuple) else (found,)
+
+
+def _custom_vjp(node: Any, cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """:func:`local_vjp` of a ``torch.autograd.Function``, called as autograd calls it.
+
+    Outputs that are not used have a gradient of zeros. There is one result per *argument* of the
+    function, but one edge per *tensor* among them; those that need a gradient come in the same
+    order in both.
+    """
+    metadata = node._input_metadata
+    defined = [
+        torch.zeros(described.shape, dtype=described.dtype, device=described.device)
+        if cotangent is None
+        else cotangent
+        for cotangent, described in zip(cotangents, metadata, strict=True)
+    ]
+    found = node.apply(*defined)
+    results = found if isinstance(found, tuple) else (found,)
+    needed = iter(
+        [result for result, needs in zip(results, node.needs_input_grad, strict=True) if needs]
+    )
+    return tuple([None if child is None else next(needed) for child, _ in node.next_functions])

@@ -101,7 +101,7 @@ class KnownGraph:
         """
         found = self._plans.find(self._key(evidence, demoted))
         if found is None:
-            found = make_plan(self.records, self.roots, evidence, demoted)
+            found = make_plan(self.records, self.roots, evidence, demoted, self.kind)
             self._read |= evidence.indices.read
             self._probed |= evidence.probed.keys()
             self._plans.put(self._key(evidence, demoted), found)

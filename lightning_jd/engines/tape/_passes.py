@@ -17,7 +17,7 @@ from lightning_jd.engines.tape._graph import Graph
 from lightning_jd.engines.tape._one_row import OneRow
 from lightning_jd.engines.tape._plan import Plan
 from lightning_jd.engines.tape._trunk import TOGETHER, Place, Trunk, gradients_of_tasks
-from lightning_jd.engines.tape._tuning import fastest
+from lightning_jd.engines.tape._tuning import fastest, rounded
 
 #: Numbers that rows of instances may take at the same time (256 MB in float32).
 _NUMBERS = 1 << 26
@@ -120,7 +120,8 @@ class Passes:
         }
         if self._trunk is not None and self._is_slim(self._trunk):
             ways["all at once"] = partial(self._all_at_once, targets, self._trunk)
-        key = (self.plan.number, *ways, *[target.parameters for target in targets])
+        size = rounded([self.plan.activations])
+        key = (self.plan.kind, size, *ways, *[target.parameters for target in targets])
         try:
             return ways[fastest(key, ways, unless=(RuntimeError, Warning))]()
         except RuntimeError:

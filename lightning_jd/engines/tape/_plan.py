@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +17,7 @@ from lightning_jd.engines.tape._owners import Owners, Shape, alone, in_order
 from lightning_jd.engines.tape._survey import Survey
 from lightning_jd.engines.tape._trunk import Trunk, find_trunk
 from lightning_jd.engines.tape._units import Unit, Use, units_of
+from lightning_jd.engines.tape.rules import outputs_of
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Plan:
         records: The graph.
         uses: All uses that contributions come from.
         units: What settles together.
-        arrangements: Of each use, what sorts the first output of its node by owner; ``None`` if
-            other outputs matter too.
+        arrangements: Of each use, what sorts the output of its node by owner; ``None`` if the rule
+            for it cannot deal with the outputs that are used.
         computed: Parameters that are reached through other computations on parameters.
         virtual: The uses of results of such computations.
         by_rows: Parameters for which one pass per objective is needed.
@@ -39,7 +39,7 @@ class Plan:
         leaves: The node of each tracked parameter.
         sizes: How many numbers each result of an operation has, those of parameters alone aside.
         refused: Filled on the way: whether the rule for a use did not apply.
-        number: Different for every plan.
+        kind: The same for graphs that differ in sizes only.
     """
 
     records: tuple[Record, ...]
@@ -54,8 +54,8 @@ class Plan:
     order: tuple[int, ...]
     leaves: dict[int, int]
     sizes: dict[Edge, int]
+    kind: int
     refused: dict[int, bool] = field(default_factory=dict)
-    number: int = field(default_factory=itertools.count().__next__)
     _trunks: dict[tuple[Edge, ...], Trunk | None] = field(default_factory=dict)
     _ends: dict[frozenset[int], list[Edge]] = field(default_factory=dict)
 
@@ -87,6 +87,7 @@ def make_plan(
     roots: Sequence[Edge],
     evidence: Evidence,
     demoted: Collection[int] = (),
+    kind: int = 0,
 ) -> Plan:
     """Follow the owners from the losses down to the parameters.
 
@@ -95,6 +96,7 @@ def make_plan(
         roots: The outputs that are differentiated.
         evidence: What the data of this step say; what matters is looked up.
         demoted: Parameters that must not be claimed.
+        kind: The same for graphs that differ in sizes only.
     """
     order = parents_first(records, [edge.node for edge in roots])
     reaching = reaching_of(records, order)
@@ -107,7 +109,7 @@ def make_plan(
             if node in reaching and records[node].name != LEAF:
                 survey.cross(node)
         if evidence.m == 1 or not survey.frontier:
-            return _sorted_out(survey, frozenset(demoted), order, evidence.m)
+            return _sorted_out(survey, frozenset(demoted), order, evidence.m, kind)
         evidence.probe(survey.frontier)
 
 
@@ -116,6 +118,7 @@ def _sorted_out(
     demoted: frozenset[int],
     order: tuple[int, ...],
     m: int,
+    kind: int,
 ) -> Plan:
     records = survey.records
     mixed = {
@@ -149,16 +152,21 @@ def _sorted_out(
             if record.name == LEAF and isinstance(record.facts, int) and record.facts != FOREIGN
         },
         sizes={edge: prod(records[edge.node].shapes[edge.output]) for edge in survey.states},
+        kind=kind,
     )
 
 
 def _arrangement(use: Use, records: Sequence[Record], m: int) -> Arrangement | None:
     assert use.owners is not None
-    first, *others = use.owners
-    if first is None or any(others):
+    read = outputs_of(records[use.node].name, use.slots[0])
+    used = {k: owners for k, owners in enumerate(use.owners) if owners is not None}
+    if not used or max(used) >= read:
         return None
-    first = _along_some_axis(first, records[use.node].shapes[0])
-    return None if first is None else Arrangement(first, m)
+    output, first = next(iter(used.items()))
+    if any(not np.array_equal(owners.ids, first.ids) for owners in used.values()):
+        return None
+    along = _along_some_axis(first, records[use.node].shapes[output])
+    return None if along is None else Arrangement(along, m)
 
 
 def _along_some_axis(owners: Owners, shape: Shape) -> Owners | None:

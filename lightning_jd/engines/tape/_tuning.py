@@ -1,16 +1,30 @@
-"""Choosing between exact variants by measuring each of them once."""
+"""Choosing between exact variants by measuring each of them once.
+
+Durations depend on sizes, but which variant wins hardly does: keys hold sizes up to a factor of
+two, so that batches of ever new sizes are not measured over and over again.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 
 _REPEATS = 2  # after one run that only warms up
 _HOPELESS = 3.0  # a variant that is this many times slower is not repeated
 _REMEMBERED = 512
 
 _choices: OrderedDict[Hashable, str] = OrderedDict()
+
+
+def rounded(sizes: Iterable[int]) -> tuple[int, ...]:
+    """Sizes up to a factor of two.
+
+    Example:
+        >>> rounded((100, 127, 128))
+        (7, 7, 8)
+    """
+    return tuple([size.bit_length() for size in sizes])
 
 
 def fastest(
@@ -23,7 +37,7 @@ def fastest(
     All variants must give the same result up to rounding, so that the choice cannot matter.
 
     Args:
-        key: The shapes and whatever else the durations depend on.
+        key: Rounded sizes and whatever else the durations depend on.
         variants: What to measure; a single one is not run.
         unless: Errors by which a variant but the first shows that it does not apply.
     """

@@ -13,7 +13,7 @@ from typing_extensions import override
 from lightning_jd.engines.tape._contribution import Contribution, Rows
 from lightning_jd.engines.tape._outer_product import CHUNK_BYTES
 from lightning_jd.engines.tape._placement import Placement
-from lightning_jd.engines.tape._tuning import fastest
+from lightning_jd.engines.tape._tuning import fastest, rounded
 from lightning_jd.engines.tape.convolution import _variants
 from lightning_jd.engines.tape.convolution._geometry import Geometry, weight_gradient
 from lightning_jd.engines.tape.convolution._pixel_kernel import (
@@ -134,7 +134,9 @@ class ConvolutionWeight(Contribution):
 
     def _fastest(self, names: Sequence[str]) -> str:
         x, D = self.x, self.D
-        key = (*names, x.shape, x.stride(), D.shape, D.stride(), x.dtype, x.device, self.geometry)
+        orders = (x.is_contiguous(), D.is_contiguous())
+        sizes = (*rounded(x.shape), *rounded(D.shape))
+        key = (*names, *sizes, *orders, x.dtype, x.device, self.geometry)
         return fastest(key, {name: partial(self._gramian_by, name) for name in names})
 
     def _gramian_by(self, variant: str, chunk: int = CHUNK_BYTES) -> Tensor:

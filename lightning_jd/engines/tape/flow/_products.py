@@ -34,6 +34,14 @@ def bmm(at: Crossing) -> Sequence[Flowed]:
     return by_axis[at.axis]
 
 
+@flows("GroupedMmBackward0")
+def grouped_mm(at: Crossing) -> Sequence[Flowed]:
+    """Runs of rows, each times a matrix of its own."""
+    if at.axis != 0 or at.rank != 2 or any(shape and len(shape) == 2 for shape in at.inputs[1:]):
+        raise UnprovenError
+    return [at.only, REDUCED]
+
+
 @flows("BaddbmmBackward0")
 def baddbmm(at: Crossing) -> Sequence[Flowed]:
     """A batched product and something that is broadcast to it."""

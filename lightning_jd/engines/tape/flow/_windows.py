@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from lightning_jd.engines.tape._facts import reader
+from lightning_jd.engines.tape._owners import Owners, joined
 from lightning_jd.engines.tape.flow._registry import (
     REDUCED,
     Crossing,
@@ -133,8 +134,18 @@ def embedding(at: Crossing) -> Sequence[Flowed]:
 
 @flows("MkldnnRnnLayerBackward0")
 def recurrent_layer(at: Crossing) -> Sequence[Flowed]:
-    """(time, batch, features): samples never mix; the four weights are shared."""
-    sequence, *states = at.owners
-    if sequence is None or sequence.axis != 1 or any(states) or len(at.inputs) != 7:
+    """(time, batch, features), and (batch, features) of states: samples never mix."""
+    by_sample = [
+        owners.moved(0)
+        for owners, axis in zip(at.owners, (1, 0, 0), strict=False)
+        if owners is not None and owners.axis == axis
+    ]
+    used = sum(owners is not None for owners in at.owners)
+    if len(by_sample) != used or len(at.inputs) != 7:
         raise UnprovenError
-    return [sequence, REDUCED, REDUCED, REDUCED, REDUCED, None, None]
+    samples: Owners | None = by_sample[0]
+    for owners in by_sample[1:]:
+        samples = None if samples is None else joined(samples, owners)
+    if samples is None:
+        raise UnprovenError
+    return [samples.moved(1), REDUCED, REDUCED, REDUCED, REDUCED, samples, samples]

@@ -6,6 +6,7 @@ from lightning_jd.engines.tape.rules import (  # noqa: F401  # they register the
     _embedding,
     _linear,
     _normalisation,
+    _recurrent,
 )
 from lightning_jd.engines.tape.rules._broadcast import sum_of_broadcast
 from lightning_jd.engines.tape.rules._registry import (
@@ -13,6 +14,7 @@ from lightning_jd.engines.tape.rules._registry import (
     Rule,
     Site,
     bias_slot_of,
+    outputs_of,
     register_rule,
     rule_of,
     saved_names_of,
@@ -25,6 +27,7 @@ __all__ = [
     "Rule",
     "Site",
     "bias_slot_of",
+    "outputs_of",
     "register_rule",
     "rule_of",
     "saved_names_of",

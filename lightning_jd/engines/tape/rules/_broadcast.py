@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from lightning_jd.engines.tape._arrangement import Arrangement
 from lightning_jd.engines.tape._contribution import Contribution, Rows
+from lightning_jd.engines.tape._owners import Owners
 from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
 
 
@@ -38,6 +40,22 @@ def sum_of_broadcast(site: Site, pulled: Tensor) -> Contribution:
 def addend(site: Site) -> Contribution:
     """Each entry is added once wherever it is broadcast to."""
     return sum_of_broadcast(site, site.cotangent)
+
+
+@register_rule("RepeatBackward0", 0)
+def repeated(site: Site) -> Contribution:
+    """Copies of the parameter side by side, each of which belongs to one owner."""
+    D, axis, shape = site.cotangent, site.owners.axis, site.shape
+    shape = (1,) * (D.ndim - len(shape)) + shape
+    copies = site.owners.ids.reshape(-1, shape[axis])
+    if (copies != copies[:, :1]).any():
+        raise NotApplicableError
+    sizes = [(size // own, own) for size, own in zip(D.shape, shape, strict=True)]
+    D = D.reshape([size for pair in sizes for size in pair])  # (copies, own) of each axis
+    summed = [2 * k for k in range(len(shape)) if k != axis]
+    D = D.sum(dim=summed, keepdim=True) if summed else D
+    per_owner = Arrangement(Owners(2 * axis, copies[:, 0]), site.m).split_cotangent(D)
+    return Rows(site.cast(per_owner.sum(dim=1)).reshape(site.m, *site.shape), site.placements[0])
 
 
 @register_rule("AddBackward0", 1)

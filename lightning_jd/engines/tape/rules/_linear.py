@@ -1,9 +1,18 @@
-"""Matrix products with a parameter: ``addmm``, ``mm``, ``mv``."""
+"""Matrix products with a parameter: ``addmm``, ``mm``, ``mv``, ``bmm``, ``grouped_mm``."""
 
 from __future__ import annotations
 
+from math import prod
+
+import torch
+from torch import Tensor
+
+from lightning_jd.engines.tape._arrangement import Arrangement
 from lightning_jd.engines.tape._contribution import Contribution, Rows
+from lightning_jd.engines.tape._matrices import Matrices
 from lightning_jd.engines.tape._outer_product import OuterProduct
+from lightning_jd.engines.tape._owners import Owners
+from lightning_jd.engines.tape._placement import Placement
 from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
 
 
@@ -47,6 +56,47 @@ def addmm_bias(site: Site) -> Contribution:
     if site.shape[0] != site.cotangent.shape[1]:
         raise NotApplicableError
     return Rows(site.split_cotangent().sum(dim=1), site.placements[0])
+
+
+@register_rule("BmmBackward0", 1, saved=("self",))
+def bmm_right(site: Site) -> Contribution:
+    """``x W``, several at once: rows of x meet rows of the cotangent."""
+    return Rows(_products(site, "self").transpose(0, 1), site.placements[0])
+
+
+@register_rule("BmmBackward0", 0, saved=("mat2",))
+def bmm_left(site: Site) -> Contribution:
+    """``W x``, several at once: columns of x meet columns of the cotangent."""
+    return Rows(_products(site, "mat2").permute(1, 0, 3, 2), site.placements[0])
+
+
+def _products(site: Site, factor: str) -> Tensor:
+    """Activations times cotangents, shape (matrices, m, activations, cotangents)."""
+    axis = site.owners.axis
+    if axis != (1 if factor == "self" else 2):
+        raise NotApplicableError
+    A, D = site.split(site.saved(factor)), site.split_cotangent()  # (m, T, matrices, features)
+    return torch.einsum("mtgi,mtgo->gmio", A, D)
+
+
+@register_rule("GroupedMmBackward0", 1, saved=("self", "offs"))
+def grouped_mm(site: Site) -> Contribution:
+    """Runs of rows of x, each times a matrix of its own, as tokens and experts."""
+    offsets = site.saved("offs")
+    if site.owners.axis != 0 or offsets is None or len(site.shape) != 3:
+        raise NotApplicableError
+    x, D, ids = site.saved("self"), site.cotangent, site.owners.ids
+    weight = Placement(site.placements[0].parameter, prod(site.shape[1:]), site.shape[1:])
+    parts: list[Contribution] = []
+    begin = 0
+    for end in offsets.tolist():
+        own = Arrangement(Owners(0, ids[begin:end]), site.m)
+        A, E = own.split(x[begin:end]), own.split_cotangent(D[begin:end])
+        parts.append(
+            OuterProduct(A.to(site.dtype), E.to(site.dtype), weight, cotangents_first=False)
+        )
+        begin = end
+    return Matrices(parts, site.placements[0])
 
 
 @register_rule("MvBackward0", 1, saved=("self",))

@@ -29,8 +29,8 @@ class Site:
         node: The autograd node of the operation.
         slots: The inputs of the node that are asked for: one, or a weight and its bias.
         cotangents: The gradient of the losses at each output of the operation.
-        arrangement: Which slices of the first output belong to which objective; ``None`` if that
-            cannot be said of the first output alone, in which case no rule is asked.
+        arrangement: Which slices of the first output that is used belong to which objective;
+            ``None`` if that does not say it of all outputs, in which case no rule is asked.
         placements: Where each asked input is in its parameter; its shape is in ``shape``.
         dtype: The type to compute in.
         fetched: Saved tensors that had to be read before the pass.
@@ -106,6 +106,7 @@ class _Entry:
     rule: Rule
     saved: tuple[str, ...]
     bias: int | None
+    outputs: int
 
 
 _RULES: dict[tuple[str, int], _Entry] = {}
@@ -114,7 +115,12 @@ _version = next(_changes)
 
 
 def register_rule(
-    name: str, slot: int, *, saved: tuple[str, ...] = (), bias: int | None = None
+    name: str,
+    slot: int,
+    *,
+    saved: tuple[str, ...] = (),
+    bias: int | None = None,
+    outputs: int = 1,
 ) -> Callable[[Rule], Rule]:
     """Teach the tape an operation.
 
@@ -125,6 +131,8 @@ def register_rule(
         saved: The saved tensors that the rule reads. Needed where activations are checkpointed: a
             saved tensor can then be read once per pass only, and is read ahead for the rule.
         bias: Another slot that the same rule can include in its contribution.
+        outputs: How many outputs of the operation the rule reads the cotangents of. It is not asked
+            where a loss depends on others.
 
     Raises:
         ArgumentError: If there is a rule for this input already.
@@ -136,7 +144,7 @@ def register_rule(
                 f"`register_rule` must name an input without a rule, got {name!r}, slot {slot}. "
                 "Remove the old one with `unregister_rule` first."
             )
-        _set(name, slot, _Entry(rule, saved, bias))
+        _set(name, slot, _Entry(rule, saved, bias, outputs))
         return rule
 
     return register
@@ -172,6 +180,12 @@ def saved_names_of(name: str, slot: int) -> tuple[str, ...]:
     """The saved tensors that a rule reads."""
     entry = _RULES.get((name, slot))
     return () if entry is None else entry.saved
+
+
+def outputs_of(name: str, slot: int) -> int:
+    """How many outputs of the operation a rule reads."""
+    entry = _RULES.get((name, slot))
+    return 1 if entry is None else entry.outputs
 
 
 def version() -> int:
