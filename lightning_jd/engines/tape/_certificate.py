@@ -1,9 +1,13 @@
-r"""Compares a Gramian with an ordinary backward pass.
+r"""Compares what the tape delivers with ordinary backward passes.
 
 For any v, :math:`v^\top G v = \lVert J^\top v \rVert^2`, and the same for the share of each
 parameter. A wrong Gramian passes for a random v with probability zero. :math:`J^\top v` is taken
 from autograd on the parameters themselves, never from the tape; the gradients that the tape gives
 for the weights v are compared with it as well.
+
+What is rounding is measured, parameter by parameter: a second pass with v / 3, times 3, has the
+same result in exact arithmetic and other rounding errors. So there is no tolerance that depends on
+the precision, and none that depends on the scale of the losses.
 """
 
 from __future__ import annotations
@@ -18,19 +22,19 @@ from torch import Tensor
 from lightning_jd.engines.tape._ledger import Ledger
 from lightning_jd.errors import GraphError
 
-#: Relative error that is rounding, by the least precise type that takes part.
-TOLERANCE = {
-    torch.float64: 1e-9,
-    torch.float32: 2e-4,
-    torch.float16: 3e-2,
-    torch.bfloat16: 1e-1,
-}
+#: ``Jᵀ v`` of some parameters, from autograd.
+Ordinary = Callable[[Tensor, Sequence[int]], dict[int, Tensor]]
 
-
-#: How many times the rounding error that autograd itself shows is still rounding.
-_NOISE = 50.0
-#: Distances of so many times the machine precision, relative to the whole gradient, are rounding.
-_FLOOR = 200.0
+#: How many times the noise of ordinary passes is still noise.
+_FEW = 6.0
+#: Divisors of v; each gives one more sample of the noise. The first is always taken, the others
+#: where something looks wrong: two passes of a short parameter may agree by chance.
+_DIVISORS = (3.0, 5.0, 7.0, 11.0, 13.0)
+#: Rounding errors, in units of the machine precision, that even noise of zero does not rule out: a
+#: few operations round alike by chance.
+_FLOOR = 4.0
+#: Rounding errors of a product of rows, in units of the machine precision.
+_OF_PRODUCTS = 30.0
 
 #: The user's random numbers (dropout, shuffling) must not depend on whether a step is certified.
 _RANDOM = torch.Generator().manual_seed(0)
@@ -43,14 +47,55 @@ class Mismatch:
     Attributes:
         parameters: Their positions; several if they are only known together.
         what: ``"Gramian"`` or ``"gradient"``.
-        error: The relative error.
-        distance: How far the norm of the gradient, or the gradient itself, is off.
+        error: The error relative to the ordinary gradient.
     """
 
     parameters: tuple[int, ...]
     what: str
     error: float
-    distance: float
+
+
+@dataclass
+class _Comparison:
+    """Norms over some parameters that are only known together.
+
+    Attributes:
+        parameters: Their positions.
+        share: Their share of the Gramian.
+        ordinary: The ordinary gradient.
+        off: The distance of the gradient of the tape from it, where the tape has it.
+        noise: The distance between two ordinary gradients; the largest that was seen.
+    """
+
+    parameters: tuple[int, ...]
+    share: Tensor
+    ordinary: float
+    off: float
+    noise: float = 0.0
+
+    def mismatch(self, v: Tensor, eps: float) -> Mismatch | None:
+        """What is wrong beyond the noise.
+
+        Args:
+            v: The vector.
+            eps: The machine precision of the least precise type that takes part.
+        """
+        share, v = self.share.double(), v.double()
+        lengths = v.abs() * share.diagonal().clamp(min=0).sqrt()
+        length = float(lengths.norm())  # about that of the gradient, at random signs
+        slack = _FEW * self.noise + _FLOOR * eps * length
+        if not self.off <= slack:
+            return Mismatch(self.parameters, "gradient", self._relative(self.off))
+        squared = max(0.0, float(v @ share @ v))
+        rounding = _OF_PRODUCTS * torch.finfo(self.share.dtype).eps * length**2
+        between = (squared**0.5 + self.ordinary) * slack
+        difference = abs(squared - self.ordinary**2)
+        if not difference <= between + rounding:
+            return Mismatch(self.parameters, "Gramian", self._relative(difference**0.5))
+        return None
+
+    def _relative(self, distance: float) -> float:
+        return distance / self.ordinary if self.ordinary else float("inf")
 
 
 def random_vector(G: Tensor, spread: float) -> Tensor:
@@ -68,56 +113,63 @@ def random_vector(G: Tensor, spread: float) -> Tensor:
 
 
 def mismatches(
-    ledger: Ledger,
-    v: Tensor,
-    ordinary_gradients: Callable[[Sequence[int]], dict[int, Tensor]],
-    sizes: Mapping[int, int],
-    tolerance: float,
+    ledger: Ledger, v: Tensor, ordinary: Ordinary, sizes: Mapping[int, int], eps: float
 ) -> list[Mismatch]:
     """Compare shares and gradients, a part of the parameters at a time to save memory.
 
     Args:
         ledger: A ledger that noted the share of each contribution.
         v: The vector.
-        ordinary_gradients: ``Jᵀ v`` of some parameters, from autograd.
-        sizes: The number of entries of each parameter.
-        tolerance: See :data:`TOLERANCE`.
+        ordinary: Ordinary backward passes.
+        sizes: The number of columns of each parameter.
+        eps: The machine precision of the least precise type that takes part.
     """
     found: list[Mismatch] = []
-    # A gradient that is zero in theory is noise of the size that rounding has in all of them.
-    lengths = ledger.G.diagonal().clamp(min=0).sqrt()
-    floor = _FLOOR * torch.finfo(ledger.G.dtype).eps * float(v.to(lengths).abs() @ lengths)
     for batch in _batches(_by_component(ledger.shares), sizes):
-        together = [p for parameters, _ in batch for p in parameters]
-        expected = ordinary_gradients(together)
-        norms = {p: float(gradient.norm(dtype=ledger.G.dtype)) for p, gradient in expected.items()}
-        for parameter, part in ledger.parts_of_gradients(v, only=set(together)):
-            gradient = expected[parameter].flatten()
-            expected[parameter] = gradient.sub_(part.to(gradient.dtype))
-        replayed = expected.keys() - ledger.unkept
-        for parameters, share in batch:
-            norm = sum(norms.get(p, 0.0) ** 2 for p in parameters) ** 0.5
-            off = max((float(expected[p].norm()) for p in parameters if p in replayed), default=0)
-            found += _compare(parameters, share, v.to(share), norm, off, tolerance)
-    return [mismatch for mismatch in found if not mismatch.distance <= floor]
+        found += _in_batch(batch, ledger, v, ordinary, eps)
+    return found
 
 
-def _compare(
-    parameters: tuple[int, ...],
-    share: Tensor,
+def _in_batch(
+    batch: Sequence[tuple[tuple[int, ...], Tensor]],
+    ledger: Ledger,
     v: Tensor,
-    norm: float,
-    distance: float,
-    tolerance: float,
+    ordinary: Ordinary,
+    eps: float,
 ) -> list[Mismatch]:
-    reach = float(v.abs() @ share.diagonal().clamp(min=0).sqrt()) or 1.0  # bounds both norms
-    claimed = max(0.0, float(v @ share @ v)) ** 0.5
-    error = abs(claimed**2 - norm**2) / reach**2
-    if not error <= tolerance:
-        return [Mismatch(parameters, "Gramian", error, abs(claimed - norm))]
-    if not distance <= tolerance * reach:
-        return [Mismatch(parameters, "gradient", distance / reach, distance)]
-    return []
+    together = [p for parameters, _ in batch for p in parameters]
+    once = ordinary(v, together)
+    replayed = {p: gradient.clone() for p, gradient in once.items() if p not in ledger.unkept}
+    for parameter, part in ledger.parts_of_gradients(v, only=replayed.keys()):
+        replayed[parameter].sub_(part.to(replayed[parameter].dtype))
+    looks = [
+        _Comparison(parameters, share, _norm(once, parameters), _norm(replayed, parameters))
+        for parameters, share in batch
+    ]
+    del replayed
+    suspects = looks
+    found: list[Mismatch] = []
+    for divisor in _DIVISORS:
+        again = ordinary(v / divisor, [p for look in suspects for p in look.parameters])
+        for look in suspects:
+            apart = {p: again[p].mul_(divisor).sub_(once[p]) for p in look.parameters if p in again}
+            look.noise = max(look.noise, _norm(apart, look.parameters))
+        judged = [(look, look.mismatch(v, eps)) for look in suspects]
+        suspects = [look for look, wrong in judged if wrong is not None]
+        found = [wrong for _, wrong in judged if wrong is not None]
+        if not suspects:
+            break
+    return found
+
+
+def _norm(gradients: Mapping[int, Tensor], parameters: Sequence[int]) -> float:
+    """In double precision: squares of small numbers vanish in others."""
+    squares = [
+        float(torch.linalg.vector_norm(gradients[p], dtype=torch.float64)) ** 2
+        for p in parameters
+        if p in gradients
+    ]
+    return float(sum(squares) ** 0.5)
 
 
 def _batches(
@@ -135,28 +187,6 @@ def _batches(
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def beyond_noise(
-    found: Sequence[Mismatch], first: Mapping[int, Tensor], second: Mapping[int, Tensor]
-) -> list[Mismatch]:
-    """Drop mismatches of gradients that are nothing but rounding errors.
-
-    The bias of a convolution before a normalisation has the gradient zero; what is computed instead
-    is noise, by the tape as by autograd. How large it is shows in two passes of autograd that give
-    the same result in exact arithmetic.
-
-    Args:
-        found: The mismatches.
-        first: Gradients of a pass.
-        second: Those of the other pass.
-    """
-    real = []
-    for mismatch in found:
-        noise = [float((first[p] - second[p]).norm()) for p in mismatch.parameters if p in first]
-        if not mismatch.distance <= _NOISE * sum(noise):
-            real.append(mismatch)
-    return real
 
 
 def _by_component(

@@ -6,9 +6,9 @@ what was not used for the longest time.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from lightning_jd.engines.tape._evidence import Evidence
@@ -66,12 +66,24 @@ class Standing:
     """What certificates have shown about one kind of graph.
 
     Attributes:
-        steps: How many steps it has been used for.
-        demoted: Parameters whose share of the Gramian was wrong.
+        demoted: Parameters whose share of the Gramian, or whose gradient, was wrong.
     """
 
-    steps: int = 0
     demoted: frozenset[int] = frozenset()
+    _steps: Counter[Hashable] = field(default_factory=Counter)
+
+    def is_due(self, delivery: Hashable, every: int) -> bool:
+        """Whether the next step must be certified.
+
+        Args:
+            delivery: How gradients are delivered; each way is certified for itself.
+            every: Steps between two certificates.
+        """
+        return self._steps[delivery] % max(1, every) == 0
+
+    def passed(self, delivery: Hashable) -> None:
+        """Count a step."""
+        self._steps[delivery] += 1
 
 
 class KnownGraph:

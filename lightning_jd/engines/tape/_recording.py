@@ -15,7 +15,6 @@ from lightning_jd.engines.tape._general import add_rows
 from lightning_jd.engines.tape._graph import Graph
 from lightning_jd.engines.tape._harvest import Harvest
 from lightning_jd.engines.tape._ledger import Ledger
-from lightning_jd.engines.tape._light import can_free, is_light
 from lightning_jd.engines.tape._memory import KnownGraph
 from lightning_jd.engines.tape._plan import Plan
 from lightning_jd.engines.tape._virtual import computed_rows
@@ -31,8 +30,7 @@ class Recording:
         objectives: The losses.
         parameters: All parameters by position.
         scale: What the losses are multiplied by before they are differentiated.
-        retain_graph: Whether the graph is kept. If not, it is freed on the way, unless it takes
-            less memory to come back for the gradients.
+        retain_graph: Whether the graph is kept; otherwise it is freed on the way.
     """
 
     def __init__(
@@ -59,18 +57,10 @@ class Recording:
         if not isinstance(losses, Tensor) or self.objectives.kind == "tasks" or len(losses) == 1:
             by_rows = set(plan.reached)
         else:
-            if not self.retain_graph:
-                self._decide_to_free(ledger)
             if plan.uses:
                 self._by_owners(losses, ledger)
         if by_rows:
             self._by_rows(by_rows, ledger)
-
-    def _decide_to_free(self, ledger: Ledger) -> None:
-        """Free the graph in the only pass if there is one and what it keeps is little."""
-        frees = can_free(self.graph, self.plan) and (ledger.keeps or is_light(self.plan))
-        self.retain_graph = not frees
-        ledger.keeps = ledger.keeps or frees
 
     def _by_owners(self, losses: Tensor, ledger: Ledger) -> None:
         harvest = Harvest(self.graph, self.plan, len(losses), ledger.G.dtype, self.scale)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Literal
 
 import torch
@@ -13,9 +12,7 @@ from torch import Tensor
 from lightning_jd.engines._columns import column_count, from_columns, to_columns
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines.tape._certificate import (
-    TOLERANCE,
     Mismatch,
-    beyond_noise,
     complain,
     mismatches,
     random_vector,
@@ -26,6 +23,7 @@ from lightning_jd.engines.tape._differentiate import gradients_of
 from lightning_jd.engines.tape._evidence import Evidence
 from lightning_jd.engines.tape._graph import Graph, types_in, walk
 from lightning_jd.engines.tape._ledger import Ledger
+from lightning_jd.engines.tape._light import can_free, is_light
 from lightning_jd.engines.tape._memory import KnownGraph, known_graph, standing_of
 from lightning_jd.engines.tape._plan import Plan
 from lightning_jd.engines.tape._recording import Recording
@@ -186,23 +184,26 @@ class Tape:
         evidence = Evidence(graph, instances, self._scale)
         known = known_graph(graph)
         standing = standing_of(known, evidence.m)
-        is_due = self._check == "always" or standing.steps % max(1, self._check_every) == 0
-        is_due = is_due and self._check != "off"
-        standing.steps += 1
         while True:
             plan = known.plan(evidence, standing.demoted)
             self._check_reached(plan)
+            frees = not (collects or self._retain_graph) and can_free(graph, plan)
+            frees = frees and (self._memory == "fast" or is_light(plan))
+            # What is kept for the gradients is a part of what is certified.
+            delivery = (self._memory, self._memory == "fast" or frees)
+            is_due = self._check == "always" or standing.is_due(delivery, self._check_every)
+            is_due = is_due and self._check != "off"
             if collects and not is_due:
                 return self._run(graph, known, plan, Collector)
-            ledger = self._run(graph, known, plan, notes=is_due)
+            ledger = self._run(graph, known, plan, frees=frees, notes=is_due)
             if not is_due:
+                standing.passed(delivery)
                 return ledger
-            wrong: Sequence[Mismatch] = ()
-            if bool(torch.isfinite(ledger.G).all()):
-                wrong = self._certify(ledger, graph, plan)
-            else:
-                standing.steps -= 1  # nothing can be compared: try again in the next step
+            if not bool(torch.isfinite(ledger.G).all()):
+                return ledger  # nothing can be compared: try again in the next step
+            wrong = self._certify(ledger, graph, plan)
             if not wrong:
+                standing.passed(delivery)
                 ledger.shares.clear()
                 return self._run(graph, known, plan, Collector) if collects else ledger
             complain(wrong, [name for name, _ in self.named], raises=self._check == "raise")
@@ -215,6 +216,7 @@ class Tape:
         plan: Plan,
         kind: type[Ledger] = Ledger,
         *,
+        frees: bool = False,
         notes: bool = False,
     ) -> Ledger:
         types = {tensor.dtype.to_real() for tensor in self._tensors} | {self.objectives.dtype}
@@ -224,7 +226,7 @@ class Tape:
             dtype,
             self.objectives.device,
             room=sum(tensor.numel() for tensor in self._tensors) // 3,
-            keeps=self._memory == "fast",
+            keeps=self._memory == "fast" or frees,
             lean=self._memory == "low",
             notes=notes,
         )
@@ -235,7 +237,7 @@ class Tape:
             self.objectives,
             dict(enumerate(self._tensors)),
             self._scale,
-            retain_graph=self._retain_graph or notes or kind is Collector,
+            retain_graph=notes or not frees,
         )
         recording.run(ledger)
         ledger.close()
@@ -277,17 +279,11 @@ class Tape:
     def _certify(self, ledger: Ledger, graph: Graph, plan: Plan) -> list[Mismatch]:
         # Under autocast, parameters and losses are precise, but what is between them is not.
         types = {tensor.dtype.to_real() for tensor in self._tensors} | types_in(graph)
-        tolerance = max(TOLERANCE.get(dtype, 0.1) for dtype in types)
-        v = random_vector(ledger.G, spread=1e3 if tolerance > 1e-3 else 1e6)
+        eps = max(torch.finfo(dtype).eps for dtype in types)
+        v = random_vector(ledger.G, spread=1e3 if eps > 1e-5 else 1e6)
         sizes = {k: column_count(tensor) for k, tensor in enumerate(self._tensors)}
-        wrong = mismatches(ledger, v, partial(self._ordinary_gradients, v), sizes, tolerance)
-        wrong = [found for found in wrong if not set(found.parameters) <= plan.by_rows]
-        if wrong:
-            suspects = sorted({p for found in wrong for p in found.parameters})
-            once = self._ordinary_gradients(v, suspects)
-            thirds = self._ordinary_gradients(v / 3, suspects)
-            wrong = beyond_noise(wrong, once, {p: 3 * third for p, third in thirds.items()})
-        return wrong
+        wrong = mismatches(ledger, v, self._ordinary_gradients, sizes, eps)
+        return [found for found in wrong if not set(found.parameters) <= plan.by_rows]
 
 
 def _instances(objectives: Objectives) -> Tensor | None:
