@@ -78,6 +78,7 @@ def _sum(pool: Pool, named: NamedParameters, own: Gradients, delivery: Delivery)
     found = {name: own.get(name, tensor.detach().new_zeros(tensor.shape)) for name, tensor in named}
     if pool.size == 1:
         return found
+    found = {name: g.to_dense() if g.is_sparse else g for name, g in found.items()}
     for dtype in dict.fromkeys(gradient.dtype for gradient in found.values()):
         some = [name for name, gradient in found.items() if gradient.dtype == dtype]
         flat = pool.sum(torch.cat([found[name].reshape(-1) for name in some]), "gradient")

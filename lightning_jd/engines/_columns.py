@@ -31,5 +31,5 @@ def from_columns(columns: Tensor, parameter: Tensor) -> Tensor:
         tensor([1.+2.j])
     """
     if parameter.is_complex():
-        columns = torch.view_as_complex(columns.reshape(*parameter.shape, 2).contiguous())
+        columns = torch.complex(*columns.reshape(*parameter.shape, 2).unbind(-1))
     return columns.reshape(parameter.shape).to(parameter)

@@ -77,6 +77,7 @@ def assert_gradients(
             continue
         assert g.shape == p.shape, name
         assert g.dtype == p.dtype, name
+        g = g.to_dense()
         expected = (weights.double() @ block.double()).view(p.shape)
         scale = size + _noise(p.dtype, tolerance) * max(*sizes, 1.0)
         if (difference := (g.double() - expected).abs().max() / scale) > tolerance:

@@ -112,11 +112,27 @@ def moody_rule() -> Iterator[list[bool]]:
     unregister_rule("DivBackward0", 1)
 
 
-def test_a_rule_that_changes_its_mind_is_an_error(moody_rule: list[bool]) -> None:
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_a_rule_that_changes_its_mind_is_an_error(memory: str, moody_rule: list[bool]) -> None:
     model, x = Divided(), torch.randn(4, 200, dtype=torch.float64)
-    for _ in range(2):
-        backward(model(x), model, "mean", memory="low")
+    for _ in range(3):
+        backward(model(x), model, "mean", memory=memory)
     moody_rule.append(True)
     with pytest.raises(GraphError, match=r"refuses it now.*`retain_graph=True`"):
-        backward(model(x), model, "mean", memory="low")
-    backward(model(x), model, "mean", memory="low", retain_graph=True)
+        backward(model(x), model, "mean", memory=memory)
+    backward(model(x), model, "mean", memory=memory, retain_graph=True)
+
+
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_options_may_change_between_steps(memory: str) -> None:
+    bias, weight, x = torch.randn(3).double(), torch.randn(20, 3).double(), torch.randn(5, 20)
+    leaves = [bias.requires_grad_(), weight.requires_grad_()]
+    for alpha, beta in [(1, 1), (1, 1), (1, 1), (2.5, 1), (1, 0.3), (0.5, 2), (1, 1)]:
+
+        def losses(alpha: float = alpha, beta: float = beta) -> Tensor:
+            return torch.addmm(bias, x.double(), weight, alpha=alpha, beta=beta).exp().sum(dim=1)
+
+        bias.grad = weight.grad = None
+        backward(losses(), leaves, "mean", memory=memory)
+        expected = torch.autograd.grad(losses().mean(), leaves)
+        torch.testing.assert_close([leaf.grad for leaf in leaves], list(expected))

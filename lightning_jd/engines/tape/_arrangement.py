@@ -40,7 +40,7 @@ class Arrangement:
         """The slices of ``x`` by owner, shape ``(m, T, *rest)``; padding repeats some slice."""
         if self.regular is None:
             rows = x.movedim(self.axis, 0)[self._slots(x.device)]
-            return rows.view(self.m, -1, *rows.shape[1:])
+            return rows.view(*self._table[1].shape, *rows.shape[1:])
         outer, inner = self.regular
         if self.axis == 0 and outer == 1:
             return x.reshape(self.m, inner, *x.shape[1:])
@@ -55,7 +55,7 @@ class Arrangement:
         """Like :meth:`split`, with zeros as padding."""
         rows = self.split(x)
         if self.regular is None:
-            rows = rows * self._mask(x.device).view(self.m, -1, *[1] * (rows.ndim - 2))
+            rows = rows * self._mask(x.device)[(..., *[None] * (rows.ndim - 2))]
         return rows
 
     def weights(self, w: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class Arrangement:
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
         counts = np.bincount(self.ids[self.ids != NOBODY], minlength=self.m)
-        slots = np.zeros((self.m, max(1, int(counts.max(initial=0)))), dtype=np.int64)
+        slots = np.zeros((self.m, int(counts.max(initial=0))), dtype=np.int64)
         filled = np.arange(slots.shape[1])[None, :] < counts[:, None]
         order = np.argsort(self.ids, kind="stable")
         slots[filled] = order[int((self.ids == NOBODY).sum()) :]

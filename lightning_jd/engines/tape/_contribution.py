@@ -11,6 +11,22 @@ from typing_extensions import override
 
 from lightning_jd.engines.tape._placement import Placement
 
+#: Columns that are multiplied at a time: kernels for few rows add all columns up one by one, which
+#: loses digits, and is slow.
+_COLUMNS = 1 << 14
+_FEW_ROWS = 32
+
+
+def products(rows: Tensor) -> Tensor:
+    """Inner products of rows, shape (m, n) -> (m, m)."""
+    if len(rows) >= _FEW_ROWS or rows.shape[1] <= _COLUMNS:
+        return rows @ rows.T
+    first, *others = rows.split(_COLUMNS, dim=1)
+    total: Tensor = first @ first.T
+    for some in others:
+        total.addmm_(some, some.T)
+    return total
+
 
 class Contribution(ABC):
     r"""The gradients of all objectives with respect to one parameter (or several), unexpanded.
@@ -126,7 +142,7 @@ class Rows(Contribution):
 
     @override
     def gramian(self) -> Tensor:
-        return self.flat @ self.flat.T
+        return products(self.flat)
 
     @override
     def rows(self) -> Tensor:
@@ -161,8 +177,7 @@ class SumOfUses(Contribution):
 
     @override
     def gramian(self) -> Tensor:
-        rows = self.rows()
-        return rows @ rows.T
+        return products(self.rows())
 
     @override
     def rows(self) -> Tensor:

@@ -23,6 +23,8 @@ from lightning_jd.engines.tape.flow import FACTS
 
 LEAF = "torch::autograd::AccumulateGrad"
 FOREIGN = -1
+#: The name of operations with nested tensors, whose sizes are data.
+NESTED = "nested tensors"
 
 
 class Edge(NamedTuple):
@@ -102,7 +104,13 @@ def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
                 number = number_of[child] = len(nodes)
                 nodes.append(child)
             inputs += (number, output_number)
-        shapes = [tuple(described.shape) for described in node._input_metadata]
+        shapes = []
+        for described in node._input_metadata:
+            if described.is_nested_tensor:
+                name = NESTED
+                shapes.append(())
+            else:
+                shapes.append(tuple(described.shape))
         read = FACTS.get(name)
         signature.append((name, *shapes, tuple(inputs), None if read is None else read(node)))
         if name.startswith("CheckpointFunction"):

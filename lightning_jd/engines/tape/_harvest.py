@@ -81,14 +81,14 @@ class Harvest:
             for position in self.by_node[node]:
                 part = self._by_rule(position, cotangents)
                 self.plan.refused[position] = part is None
-                if part is None and not retain_graph:
-                    raise _changed_its_mind(self.records[node].name)
-                if part is None:
+                if part is not None:
+                    deliver(position, [part])
+                elif retain_graph:
                     # it runs the node, which must not happen inside of the pass: saved tensors of
                     # checkpoints are given out once per pass
                     later.append((position, cotangents))
                 else:
-                    deliver(position, [part])
+                    raise _changed_its_mind(self.records[node].name)
 
         grad_outputs = grad_outputs * self.scale
         run(
@@ -161,7 +161,7 @@ class Harvest:
 
 def _changed_its_mind(operation: str) -> GraphError:
     return GraphError(
-        "A rule must accept or refuse an operation by its sizes and options, got one that has "
-        f"accepted {operation!r} before and refuses it now, while the graph is being freed. Pass "
-        "`retain_graph=True` or `memory='fast'`, or let the rule always refuse."
+        "A rule must accept or refuse an operation by its sizes, got one that has accepted "
+        f"{operation!r} before and refuses it now, while the graph is being freed. Pass "
+        "`retain_graph=True`, or let the rule always refuse."
     )

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator
 import torch
 from torch import Tensor
 
-from lightning_jd.engines.tape._contribution import Contribution, Rows
+from lightning_jd.engines.tape._contribution import Contribution, Rows, products
 
 
 class Ledger:
@@ -82,7 +82,7 @@ class Ledger:
                 self._note(rows)
             flats = [rows.flat.to(self.G) for rows in self._short]
             together = torch.cat(flats, dim=1) if len(flats) > 1 else flats[0]
-            self.G.addmm_(together, together.T)
+            self.G += products(together)
             for rows in self._short:
                 rows.flat = together[:0]  # one copy is enough
             self._short_rows = together

@@ -40,6 +40,7 @@ class Plan:
         sizes: How many numbers each result of an operation has, those of parameters alone aside.
         refused: Filled on the way: whether the rule for a use did not apply.
         kind: The same for graphs that differ in sizes only.
+        sparse: Parameters whose gradients autograd would make sparse, as tables of embeddings.
     """
 
     records: tuple[Record, ...]
@@ -55,6 +56,7 @@ class Plan:
     leaves: dict[int, int]
     sizes: dict[Edge, int]
     kind: int
+    sparse: frozenset[int]
     refused: dict[int, bool] = field(default_factory=dict)
     _trunks: dict[tuple[Edge, ...], Trunk | None] = field(default_factory=dict)
     _ends: dict[frozenset[int], list[Edge]] = field(default_factory=dict)
@@ -153,6 +155,7 @@ def _sorted_out(
         },
         sizes={edge: prod(records[edge.node].shapes[edge.output]) for edge in survey.states},
         kind=kind,
+        sparse=_sparse(survey),
     )
 
 
@@ -173,3 +176,15 @@ def _along_some_axis(owners: Owners, shape: Shape) -> Owners | None:
     if owners.axis is not None:
         return owners
     return Owners(0, np.repeat(owners.ids, shape[0])) if shape else None
+
+
+def _sparse(survey: Survey) -> frozenset[int]:
+    """Parameters that are used by operations with the option ``sparse=True`` only."""
+    ways: dict[int, set[bool]] = {}
+    for use in survey.uses:
+        record = survey.records[use.node]
+        facts = record.facts if isinstance(record.facts, tuple) else ()
+        is_sparse = record.name.startswith("Embedding") and facts[:1] == (True,)
+        for parameter in use.parameters:
+            ways.setdefault(parameter, set()).add(is_sparse)
+    return frozenset(parameter for parameter, found in ways.items() if found == {True})

@@ -133,6 +133,8 @@ class _Code:
         """
         if plain is None:
             return Owners(None, np.array([NOBODY]))
+        if plain.is_nested:
+            return None
         axes = range(plain.ndim)
         if plain.is_complex():
             plain, coded = (

@@ -8,7 +8,7 @@ from functools import partial
 from math import prod
 
 from lightning_jd.engines.tape._facts import Indices
-from lightning_jd.engines.tape._graph import LEAF, Edge, Record
+from lightning_jd.engines.tape._graph import LEAF, NESTED, Edge, Record
 from lightning_jd.engines.tape._owners import Owners, joined
 from lightning_jd.engines.tape._placement import Placement, place
 from lightning_jd.engines.tape._units import Use
@@ -23,8 +23,8 @@ class Zone(Enum):
 
 
 State = Owners | Zone
-#: Compiled code: its operations are not visible.
-OPAQUE = "CompiledFunctionBackward"
+#: Operations about which nothing is known: compiled code, which hides its own, and nested tensors.
+OPAQUE = {"CompiledFunctionBackward", NESTED}
 
 
 class Survey:
@@ -83,7 +83,7 @@ class Survey:
             return
         owners = _owners(states)
         lost_at = None if owners is not None else self._lost_at.get(node, "several paths")
-        if record.name == OPAQUE:
+        if record.name in OPAQUE:
             self._give_up(record)
             return
         flowed = [None] * len(record.inputs) if owners is None else self._flow(node, owners)

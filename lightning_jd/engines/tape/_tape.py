@@ -97,6 +97,7 @@ class Tape:
         self._check, self._check_every = check, check_every
         self._retain_graph = retain_graph
         self._ledger: Ledger | None = None
+        self._sparse: frozenset[int] = frozenset()
 
     def gramian(self) -> Tensor:
         """The matrix of inner products of the gradients of the objectives, shape (m, m).
@@ -150,6 +151,8 @@ class Tape:
     def gradients(self, weights: Tensor) -> list[Tensor | None]:
         """The combined gradient of each parameter, in its type; ``None`` if no loss reaches it.
 
+        It is sparse where that of autograd would be.
+
         Args:
             weights: w, shape (m,).
         """
@@ -163,10 +166,14 @@ class Tape:
                 unkept = sorted(self._ledger.unkept)
                 keep = self._retain_graph
                 found |= self._ordinary_gradients(weights, unkept, retain_graph=keep)
-        return [
+        gradients = [
             from_columns(found[k], tensor) if k in found else None
-            for k, (_, tensor) in enumerate(self.named)
+            for k, tensor in enumerate(self._tensors)
         ]
+        for k in self._sparse:  # as optimizers for sparse gradients want them
+            dense = gradients[k]
+            gradients[k] = None if dense is None else dense.to_sparse(1)
+        return gradients
 
     @contextmanager
     def _full_precision(self) -> Iterator[None]:
@@ -244,6 +251,7 @@ class Tape:
         self.paths = {
             name: recording.paths.get(k, "unreached") for k, (name, _) in enumerate(self.named)
         }
+        self._sparse = plan.sparse
         self.culprits = {self.named[k][0]: name for k, name in plan.culprits.items()}
         return ledger
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lightning_jd.engines.tape._facts import reader
 from lightning_jd.engines.tape.flow._elementwise import broadcast
 from lightning_jd.engines.tape.flow._registry import (
     REDUCED,
@@ -21,7 +22,7 @@ def mm(at: Crossing) -> Sequence[Flowed]:
     return [at.only, REDUCED] if at.axis == 0 else [REDUCED, at.only]
 
 
-@flows("AddmmBackward0")
+@flows("AddmmBackward0", facts=reader("beta"))
 def addmm(at: Crossing) -> Sequence[Flowed]:
     """A product and something that is broadcast to it."""
     return [broadcast(at.only, at.axis, at.shapes[0], at.inputs[0]), *mm(at)]

@@ -126,13 +126,13 @@ def batch_norm(at: Crossing) -> Sequence[Flowed]:
     return with_shared(at, None if mixes else at.only)
 
 
-@flows("EmbeddingBackward0", "EmbeddingBagBackward0")
+@flows("EmbeddingBackward0", "EmbeddingBagBackward0", facts=reader("sparse", "scale_grad_by_freq"))
 def embedding(at: Crossing) -> Sequence[Flowed]:
     """All slices look up one table."""
     return [REDUCED, *[None] * (len(at.inputs) - 1)]
 
 
-@flows("MkldnnRnnLayerBackward0")
+@flows("MkldnnRnnLayerBackward0", facts=reader("mode", "has_biases", "batch_sizes"))
 def recurrent_layer(at: Crossing) -> Sequence[Flowed]:
     """(time, batch, features), and (batch, features) of states: samples never mix."""
     by_sample = [

@@ -19,11 +19,9 @@ from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, 
 @register_rule("AddmmBackward0", 2, saved=("mat1",), bias=0)
 def addmm_weight(site: Site) -> Contribution:
     """``b + x W``: rows of x meet rows of the cotangent."""
-    if site.saved("alpha") != 1:
-        raise NotApplicableError
     if len(site.slots) > 1 and (site.saved("beta") != 1 or len(site.placements[1].shape) != 1):
         raise NotApplicableError
-    return _rows_meet_rows(site, "mat1")
+    return _rows_meet_rows(site, "mat1", site.saved("alpha"))
 
 
 @register_rule("MmBackward0", 1, saved=("self",))
@@ -32,10 +30,11 @@ def mm_right(site: Site) -> Contribution:
     return _rows_meet_rows(site, "self")
 
 
-def _rows_meet_rows(site: Site, factor: str) -> Contribution:
+def _rows_meet_rows(site: Site, factor: str, alpha: float = 1) -> Contribution:
     if site.owners.axis != 0:
         raise NotApplicableError
     A = site.split(site.saved(factor))
+    A = A if alpha == 1 else alpha * A
     return OuterProduct(A, site.split_cotangent(), *site.placements, cotangents_first=False)
 
 
@@ -92,6 +91,8 @@ def grouped_mm(site: Site) -> Contribution:
     for end in offsets.tolist():
         own = Arrangement(Owners(0, ids[begin:end]), site.m)
         A, E = own.split(x[begin:end]), own.split_cotangent(D[begin:end])
+        if A.shape[1] == 0:  # a matrix that nothing was multiplied with
+            A, E = A.new_zeros(site.m, 1, A.shape[2]), E.new_zeros(site.m, 1, E.shape[2])
         parts.append(
             OuterProduct(A.to(site.dtype), E.to(site.dtype), weight, cotangents_first=False)
         )

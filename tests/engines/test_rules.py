@@ -1,0 +1,122 @@
+"""Rules for operations that have no kernel in double precision, and Functions that users write."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_jd.engines import Objectives, Tape
+from tests.engines.oracle import check_tape
+
+
+class Forecaster(nn.Module):
+    """An encoder whose last state is the first of the decoder; all outputs matter."""
+
+    def __init__(self, batch_first: bool, bidirectional: bool, layers: int) -> None:
+        super().__init__()
+        options: dict[str, Any] = {"batch_first": batch_first, "bidirectional": bidirectional}
+        self.encoder = nn.LSTM(3, 4, layers, **options)
+        self.decoder = nn.LSTM(2, 4, layers, **options)
+        self.head = nn.Linear(8 if bidirectional else 4, 1)
+        self.batch_first = batch_first
+
+    def forward(self, past: Tensor, future: Tensor) -> Tensor:
+        if not self.batch_first:
+            past, future = past.transpose(0, 1), future.transpose(0, 1)
+        _, state = self.encoder(past)
+        output, (h, c) = self.decoder(future, state)
+        output = self.head(output if self.batch_first else output.transpose(0, 1))
+        return output.square().mean(dim=(1, 2)) + h.square().sum(dim=(0, 2)) + c.sum(dim=(0, 2))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_fused_recurrent_layers(
+    memory: str, batch_first: bool, bidirectional: bool, layers: int
+) -> None:
+    torch.manual_seed(0)
+    model = Forecaster(batch_first, bidirectional, layers)
+    losses = model(torch.randn(6, 5, 3), torch.randn(6, 4, 2))
+    tape = check_tape(losses, list(model.named_parameters()), memory, 1e-4)
+    assert tape.paths["encoder.weight_hh_l0"] == "rule MkldnnRnnLayerBackward0"
+
+
+def test_only_the_last_state_matters() -> None:
+    torch.manual_seed(0)
+    model = nn.LSTM(3, 4)
+    _, (h, _) = model(torch.randn(5, 6, 3))
+    tape = check_tape(h[-1].square().sum(dim=1), list(model.named_parameters()), "fast", 1e-4)
+    assert set(tape.paths.values()) == {"rule MkldnnRnnLayerBackward0"}
+
+
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_experts_in_one_product(memory: str) -> None:
+    torch.manual_seed(0)
+    weights = nn.Parameter(torch.randn(3, 16, 8).bfloat16().float())
+    x, owner = torch.randn(12, 8), torch.randint(4, (12,))
+    ends = torch.tensor([3, 3, 12], dtype=torch.int32)  # the second expert has no token
+    y = nn.functional.grouped_mm(x, weights.transpose(1, 2), offs=ends)
+    losses = torch.zeros(4).index_add(0, owner, y.square().sum(dim=1))
+    tape = check_tape(losses, [("weights", weights)], memory, 1e-4)
+    assert tape.paths == {"weights": "rule GroupedMmBackward0"}
+
+
+class Scaled(torch.autograd.Function):
+    """Arguments that are no tensors, before, between and after those that are."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, factor: float, x: Tensor, name: str, weight: Tensor, constant: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, weight)
+        ctx.factor = factor
+        return factor * (x @ weight), 2 * x + constant.sum()
+
+    @staticmethod
+    def backward(ctx: Any, D: Tensor, unused: Tensor) -> tuple[Any, ...]:
+        assert isinstance(unused, Tensor)  # autograd gives zeros, not None
+        assert ctx.needs_input_grad == (False, True, False, True, False)
+        x, weight = ctx.saved_tensors
+        return None, ctx.factor * D @ weight.T + 2 * unused, None, ctx.factor * x.T @ D, None
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-5])
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_functions_with_other_arguments_and_unused_outputs(memory: str, scale: float) -> None:
+    inner = nn.Linear(3, 4, dtype=torch.float64)
+    weight = nn.Parameter(torch.randn(4, 2, dtype=torch.float64))
+    x, ones = inner(torch.randn(5, 3, dtype=torch.float64)), torch.ones(2, dtype=torch.float64)
+    y, _ = Scaled.apply(3.0, x, "name", weight, ones)
+    named = [("weight", weight), *inner.named_parameters(prefix="inner")]
+    tape = check_tape(scale * y.square().sum(dim=1), named, memory, 1e-10)
+    assert tape.paths["weight"] == "local ScaledBackward"
+
+
+def test_every_instance_norm_is_one_pass() -> None:
+    norm = nn.InstanceNorm2d(4, affine=True, dtype=torch.float64)
+    x = torch.randn(5, 4, 3, 3, dtype=torch.float64)
+    losses = (norm(x) * torch.randn(4, 3, 3, dtype=torch.float64)).exp().sum(dim=(1, 2, 3))
+    tape = check_tape(losses, list(norm.named_parameters()), "fast", 1e-10)
+    assert set(tape.paths.values()) == {"rule RepeatBackward0"}
+
+
+def test_the_adjoint_of_an_ordinary_differential_equation() -> None:
+    torchdiffeq = pytest.importorskip("torchdiffeq")
+
+    class Field(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4, dtype=torch.float64)
+
+        def forward(self, t: Tensor, y: Tensor) -> Tensor:
+            return torch.tanh(self.layer(y))
+
+    field, x = Field(), torch.randn(6, 4, dtype=torch.float64)
+    times = torch.linspace(0, 1, 5, dtype=torch.float64)
+    end = torchdiffeq.odeint_adjoint(field, x, times, method="rk4")[-1]
+    tape = Tape(Objectives.of(end.square().sum(dim=1)), list(field.named_parameters()))
+    check_tape(end.square().sum(dim=1), list(field.named_parameters()), "fast", 1e-9)
+    assert tape.gramian().shape == (6, 6)
