@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
+from lightning_jd.engines._hooks import hook_count
 from lightning_jd.engines.tape._differentiate import gradients_of
 from lightning_jd.engines.tape._graph import Edge, Graph
 
@@ -42,11 +43,12 @@ def run(
             soon as its gradients are computed.
     """
     lowest = {end.node for end in ends}
-    handles = [
-        graph.nodes[node].register_prehook(_hook(partial(consume, node)))
-        for node in nodes
-        if node not in lowest
-    ]
+    with hook_count.own():
+        handles = [
+            graph.nodes[node].register_prehook(_hook(partial(consume, node)))
+            for node in nodes
+            if node not in lowest
+        ]
     try:
         captured = gradients_of(
             outputs,
@@ -100,7 +102,8 @@ def read_ahead(wanted: Iterable[tuple[int, Node, Sequence[str]]]) -> dict[int, d
             seed = torch.zeros((), requires_grad=True)
             end = seed.clone()
         assert end.grad_fn is not None
-        end.grad_fn.register_prehook(read)
+        with hook_count.own():
+            end.grad_fn.register_prehook(read)
         torch.autograd.grad(end, seed)
     return found
 

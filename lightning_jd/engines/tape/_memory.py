@@ -133,9 +133,9 @@ def known_graph(graph: Graph) -> KnownGraph:
     return _known.get(key, lambda: KnownGraph(graph.signature, graph.roots))
 
 
-def standing_of(known: KnownGraph, owners: int) -> Standing:
-    """What certificates have shown about graphs of this kind."""
-    return _standing.get((known.kind, owners == 1, version()), Standing)
+def standing_of(known: KnownGraph, owners: int, hooks: int) -> Standing:
+    """What certificates have shown about graphs of this kind, with or without hooks."""
+    return _standing.get((known.kind, owners == 1, hooks > 0, version()), Standing)
 
 
 def forget() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_jd.engines._columns import column_count, from_columns, to_columns
+from lightning_jd.engines._hooks import hook_count
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines.tape._certificate import (
     Mismatch,
@@ -190,14 +191,16 @@ class Tape:
         instances = _instances(self.objectives)
         evidence = Evidence(graph, instances, self._scale)
         known = known_graph(graph)
-        standing = standing_of(known, evidence.m)
+        # hooks are not in the signature: what was certified without them is certified anew
+        hooks = hook_count.of(max(graph.nodes[root.node]._sequence_nr() for root in graph.roots))
+        standing = standing_of(known, evidence.m, hooks)
         while True:
             plan = known.plan(evidence, standing.demoted)
             self._check_reached(plan)
             frees = not (collects or self._retain_graph) and can_free(graph, plan)
             frees = frees and (self._memory == "fast" or is_light(plan))
-            # What is kept for the gradients is a part of what is certified.
-            delivery = (self._memory, self._memory == "fast" or frees)
+            # What is kept for the gradients, and the hooks on the way, are part of what is certified.
+            delivery = (self._memory, self._memory == "fast" or frees, hooks)
             is_due = self._check == "always" or standing.is_due(delivery, self._check_every)
             is_due = is_due and self._check != "off"
             if collects and not is_due:

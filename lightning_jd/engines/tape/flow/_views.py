@@ -67,6 +67,14 @@ def repeat(at: Crossing) -> Sequence[Flowed]:
     return [REDUCED]
 
 
+@flows("BackwardHookFunctionBackward")
+def hooked(at: Crossing) -> Sequence[Flowed]:
+    """What ``register_full_backward_hook`` puts around a module: output k is input k."""
+    if list(at.shapes) != list(at.inputs):
+        raise UnprovenError
+    return list(at.owners)
+
+
 @flows("FlipBackward0", facts=reader("dims"))
 def flip(at: Crossing) -> Sequence[Flowed]:
     """Some axes are reversed."""
