@@ -51,6 +51,7 @@ def test_there_is_a_second_pass_only_where_much_would_be_kept(build, expected) -
     passes, gradient = step(model, x, "low")
     assert passes == expected
     assert_close(gradient, step(model, x, "fast")[1])
+    step(model, x, "low", keep=True)  # is certified
     assert step(model, x, "low", keep=True)[0] == 2
 
 
@@ -61,6 +62,8 @@ def test_the_one_pass_frees_what_the_operations_have_saved(memory: str) -> None:
     for _ in range(2):
         losses = model(x).square().sum(dim=1)
         Tape(Objectives.of(losses), named, memory=memory).gramian()
+    freed = Objectives.of(model(x).square().sum(dim=1))
+    Tape(freed, named, memory=memory, retain_graph=False).gramian()  # is certified
     losses.sum().backward(retain_graph=True)  # a tape keeps the graph unless told otherwise
     tape = Tape(Objectives.of(losses), named, memory=memory, retain_graph=False)
     expected = tape.gramian()
