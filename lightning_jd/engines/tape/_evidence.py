@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from lightning_jd.engines.tape._facts import Indices
 from lightning_jd.engines.tape._graph import Edge, Graph
-from lightning_jd.engines.tape._owners import Owners
+from lightning_jd.engines.tape._owners import NOBODY, Owners, Shape
 from lightning_jd.engines.tape._probe import Probe
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """An operation that owners were sent through by experiment.
+
+    Attributes:
+        owners: Those of its outputs.
+        shapes: The shapes of its inputs; ``None`` for those that do not matter.
+        is_static: Which outputs an input matters to depends on the structure of the graph only.
+    """
+
+    owners: tuple[Owners | None, ...]
+    shapes: tuple[Shape | None, ...]
+    is_static: bool
+
+    def equals(self, other: Crossed) -> bool:
+        """Whether the experiment is the same."""
+        return _digest(self.owners) == _digest(other.owners) and self.shapes == other.shapes
+
+
+@dataclass
+class Questions:
+    """The evidence that plans for one graph have asked for.
+
+    Attributes:
+        read: Operations whose index tensors matter.
+        probed: Edges where owners were found by passes from the losses.
+        crossed: Operations that owners were sent through.
+    """
+
+    read: set[int] = field(default_factory=set)
+    probed: set[Edge] = field(default_factory=set)
+    crossed: dict[int, Crossed] = field(default_factory=dict)
 
 
 class Evidence:
@@ -27,24 +62,58 @@ class Evidence:
         #: The number of owners.
         self.m = 1 if losses is None else len(losses)
         self.indices = Indices(graph.nodes)
-        #: Owners that were found by experiment; ``None`` where slices are mixed.
+        #: Owners that were found by passes from the losses; ``None`` where slices are mixed.
         self.probed: dict[Edge, Owners | None] = {}
+        self._crossed: dict[int, tuple[Crossed, Sequence[Owners | None] | None]] = {}
         self._probe = None if losses is None else Probe(graph, losses, scale)
 
     def probe(self, edges: Collection[Edge]) -> None:
-        """Make the experiment for some edges."""
+        """Find the owners at some edges, by passes from the losses."""
         assert self._probe is not None
-        self.probed.update(self._probe.owners(edges))
+        new = sorted(set(edges) - self.probed.keys())
+        if new:
+            self.probed.update(zip(new, self._probe.at(new), strict=True))
 
-    def digest(self, read: Collection[int], probed: Collection[Edge]) -> Hashable:
-        """Equal for steps that agree in some indices and experiments, which are looked up."""
+    def below(self, node: int, at: Crossed) -> Sequence[Owners | None] | None:
+        """Find the owners of the inputs of an operation, see :meth:`Probe.below`."""
         if self._probe is None:
             return None
-        if probed:
-            self.probe(probed)
-        owners = tuple([_digest(self.probed[edge]) for edge in sorted(probed)])
-        return self.indices.digest(read), owners
+        known = self._crossed.get(node)
+        if known is None or not known[0].equals(at):
+            known = self._crossed[node] = at, self._probe.below(node, at.owners, at.shapes)
+        return known[1]
+
+    def asked(self, questions: Questions) -> None:
+        """Add what was looked up to what is looked up in later steps."""
+        questions.read |= self.indices.read
+        questions.probed |= self.probed.keys()
+        questions.crossed |= {
+            node: at
+            for node, (at, found) in self._crossed.items()
+            # a slice that nobody owned in this step may have an owner in the next one
+            if not at.is_static or found is None or any(_has_gaps(who) for who in found)
+        }
+
+    def digest(self, questions: Questions) -> Hashable:
+        """Equal for steps that answer some questions alike; they are looked up."""
+        if self._probe is None:
+            return None
+        self.probe(questions.probed)
+        probed = _digest([self.probed[edge] for edge in sorted(questions.probed)])
+        crossed = [self.below(node, at) for node, at in sorted_items(questions.crossed)]
+        return self.indices.digest(questions.read), probed, tuple(map(_digest, crossed))
 
 
-def _digest(owners: Owners | None) -> Hashable:
-    return None if owners is None else (owners.axis, owners.ids.tobytes())
+def sorted_items(crossed: Mapping[int, Crossed]) -> list[tuple[int, Crossed]]:
+    """By the number of the operation."""
+    return [(node, crossed[node]) for node in sorted(crossed)]
+
+
+def _has_gaps(owners: Owners | None) -> bool:
+    return owners is not None and bool((owners.ids == NOBODY).any())
+
+
+def _digest(several: Sequence[Owners | None] | None) -> Hashable:
+    if several is None:
+        return None
+    return tuple([None if who is None else (who.axis, who.ids.tobytes()) for who in several])

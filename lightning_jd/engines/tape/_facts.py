@@ -134,6 +134,12 @@ def _index_values(node: Node) -> tuple[Ids, ...] | None:
     return tuple(arrays)
 
 
+def is_packed(node: Node) -> bool:
+    """Whether some saved tensor of a node is recomputed or loaded when it is looked at."""
+    names = [name for name in dir(node) if name.startswith("_raw_saved_")]
+    return any(_is_packed(getattr(node, name)) for name in names)
+
+
 def _is_packed(raw: Any) -> bool:
     """Whether a hook has to be asked for a saved tensor, or for one of several."""
     several = raw if isinstance(raw, tuple) else (raw,)

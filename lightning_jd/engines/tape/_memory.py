@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from lightning_jd.engines.tape._evidence import Evidence
+from lightning_jd.engines.tape._evidence import Evidence, Questions
 from lightning_jd.engines.tape._graph import LEAF, Edge, Graph, Record, records_of
 from lightning_jd.engines.tape._plan import Plan, make_plan
 from lightning_jd.engines.tape.rules import version
@@ -100,9 +100,7 @@ class KnownGraph:
         #: The same for graphs that differ in sizes only.
         self.kind = _kind(self.records, roots)
         self._plans: Recent[Plan] = Recent(_PLANS)
-        #: What plans for this graph have asked for: index tensors and experiments.
-        self._read: frozenset[int] = frozenset()
-        self._probed: frozenset[Edge] = frozenset()
+        self._questions = Questions()
 
     def plan(self, evidence: Evidence, demoted: frozenset[int] = frozenset()) -> Plan:
         """The plan for this graph.
@@ -114,13 +112,12 @@ class KnownGraph:
         found = self._plans.find(self._key(evidence, demoted))
         if found is None:
             found = make_plan(self.records, self.roots, evidence, demoted, self.kind)
-            self._read |= evidence.indices.read
-            self._probed |= evidence.probed.keys()
+            evidence.asked(self._questions)
             self._plans.put(self._key(evidence, demoted), found)
         return found
 
     def _key(self, evidence: Evidence, demoted: frozenset[int]) -> Hashable:
-        return evidence.m, demoted, evidence.digest(self._read, self._probed)
+        return evidence.m, demoted, evidence.digest(self._questions)
 
 
 _known: Recent[KnownGraph] = Recent(64)

@@ -104,7 +104,7 @@ def make_plan(
     reaching = reaching_of(records, order)
     begin = alone() if evidence.m == 1 else in_order(evidence.m)
     while True:
-        survey = Survey(records, reaching, evidence.indices, evidence.probed)
+        survey = Survey(records, reaching, evidence)
         for edge in roots:
             survey.arrive(edge, begin)
         for node in order:

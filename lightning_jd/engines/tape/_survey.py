@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from functools import partial
 from math import prod
 
-from lightning_jd.engines.tape._facts import Indices
+from lightning_jd.engines.tape._evidence import Crossed, Evidence
 from lightning_jd.engines.tape._graph import LEAF, NESTED, Edge, Record
 from lightning_jd.engines.tape._owners import Owners, joined
 from lightning_jd.engines.tape._placement import Placement, place
@@ -33,27 +33,26 @@ class Survey:
     Args:
         records: The graph.
         reaching: The nodes that a tracked parameter is below.
-        indices: Reads index tensors, where owners depend on them.
-        probed: The owners at some edges, found by experiment; ``None`` where they are mixed.
+        evidence: What the data of the step say, where owners depend on them.
     """
 
     def __init__(
         self,
         records: tuple[Record, ...],
         reaching: set[int],
-        indices: Indices,
-        probed: Mapping[Edge, Owners | None],
+        evidence: Evidence,
     ) -> None:
         self.records, self.reaching = records, reaching
-        self._indices, self._probed = indices, probed
+        self._evidence, self._probed = evidence, evidence.probed
         self.states: dict[Edge, State] = {}
         self.uses: list[Use] = []
         self.virtual: list[Use] = []
         self.computed: set[int] = set()
         self.culprits: dict[int, str] = {}
-        #: Where owners got lost, and no experiment has been made yet.
+        #: Where owners got lost, and no pass from the losses has been made yet.
         self.frontier: set[Edge] = set()
         self._lost_at: dict[int, str] = {}
+        self._crossed: set[int] = set()
         self.opaque: set[int] = set()
 
     def arrive(self, edge: Edge, state: State) -> None:
@@ -103,7 +102,7 @@ class Survey:
                 flow = flowed[slot]
                 if not isinstance(flow, Owners):
                     self._lost_at.setdefault(child.node, lost_at or record.name)
-                    if owners is not None and child not in self._probed:
+                    if owners is not None and not self._is_mixed(node, child):
                         self.frontier.add(child)
                 self.arrive(child, flow if isinstance(flow, Owners) else Zone.UNPROVEN)
 
@@ -138,8 +137,37 @@ class Survey:
             for child in record.inputs
         ]
         facts = record.facts if isinstance(record.facts, tuple) else ()
-        read = partial(self._indices.of, node)
-        return flow_of(record.name, Crossing(owners, record.shapes, shapes, facts, read))
+        read = partial(self._evidence.indices.of, node)
+        flowed = flow_of(record.name, Crossing(owners, record.shapes, shapes, facts, read))
+        unproven = [
+            shape if flow is None and self._matters(child) else None
+            for flow, shape, child in zip(flowed, shapes, record.inputs, strict=True)
+        ]
+        if all(shape is None for shape in unproven):
+            return flowed
+        at = Crossed(tuple(owners), tuple(unproven), is_static=_is_static(record))
+        found = self._evidence.below(node, at)
+        if found is None:
+            return flowed
+        self._crossed.add(node)
+        return [flow or below for flow, below in zip(flowed, found, strict=True)]
+
+    def _matters(self, child: Edge | None) -> bool:
+        """Whether owners must be known at an input: it is no parameter, nor nested."""
+        if child is None or child.node not in self.reaching or child in self._probed:
+            return False
+        return self.records[child.node].name != NESTED and place(self.records, child) is None
+
+    def _is_mixed(self, node: int, child: Edge) -> bool:
+        """Whether an experiment has shown that the owners of an input mix."""
+        return node in self._crossed or child in self._probed
+
+
+def _is_static(record: Record) -> bool:
+    """Views with given strides, and operations in place of a view that have no other input."""
+    if record.name == "torch::autograd::CopySlices":
+        return len(record.inputs) == 1
+    return record.name in ("AsStridedBackward0", "AsStridedBackward1")
 
 
 def _owners(states: Sequence[State | None]) -> list[Owners | None] | None:

@@ -199,7 +199,7 @@ class Tape:
             self._check_reached(plan)
             frees = not (collects or self._retain_graph) and can_free(graph, plan)
             frees = frees and (self._memory == "fast" or is_light(plan))
-            # What is kept for the gradients, and the hooks on the way, are part of what is certified.
+            # What is kept for the gradients, and hooks on the way, are part of what is certified.
             delivery = (self._memory, self._memory == "fast" or frees, hooks)
             is_due = self._check == "always" or standing.is_due(delivery, self._check_every)
             is_due = is_due and self._check != "off"

@@ -67,6 +67,12 @@ def repeat(at: Crossing) -> Sequence[Flowed]:
     return [REDUCED]
 
 
+@flows("AsStridedBackward0", "AsStridedBackward1", facts=reader("size", "stride", "storage_offset"))
+def as_strided(at: Crossing) -> Sequence[Flowed]:
+    """Where the input has its entries in memory is not known: that takes an experiment."""
+    raise UnprovenError
+
+
 @flows("BackwardHookFunctionBackward")
 def hooked(at: Crossing) -> Sequence[Flowed]:
     """What ``register_full_backward_hook`` puts around a module: output k is input k."""
