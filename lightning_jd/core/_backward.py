@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from torch import Tensor
+
 from lightning_jd.aggregators import AggregatorSpec, resolve
 from lightning_jd.core._groups import Groups
 from lightning_jd.core._report import Report
@@ -14,7 +16,9 @@ from lightning_jd.engines import (
     Objectives,
     Parameters,
     Select,
+    SplitSpec,
     named_parameters_of,
+    split_loss,
 )
 from lightning_jd.engines import select as select_parameters
 
@@ -28,6 +32,7 @@ def backward(
     groups: Groups = None,
     memory: Literal["fast", "low"] = "fast",
     retain_graph: bool = False,
+    split: SplitSpec = None,
 ) -> Report:
     r"""Aggregate the gradients of several losses into ``.grad``.
 
@@ -57,6 +62,9 @@ def backward(
             ordinary backward where that would still be much.
         retain_graph: Whether the losses can be differentiated again afterwards; otherwise their
             graph may be freed.
+        split: How a scalar is read: ``"terms"`` of its sum, ``"instances"`` of its batch,
+            ``"auto"``, or a dict with ``by`` and ``names``, see
+            :class:`lightning_jd.engines.Split`. ``None`` makes a scalar one objective.
 
     Returns:
         Gramian, weights, the path that each parameter took, and milliseconds.
@@ -75,6 +83,8 @@ def backward(
         (tensor([[ 9.,  0.],
                 [ 0., 16.]]), tensor([0.5000, 0.5000]))
     """
+    if split is not None and isinstance(losses, Tensor) and losses.ndim == 0:
+        losses = split_loss(losses, split)
     objectives = Objectives.of(losses)
     selection = select_parameters(objectives, named_parameters_of(params), select)
     update = compute_update(

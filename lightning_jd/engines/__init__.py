@@ -22,6 +22,7 @@ from lightning_jd.engines._parameters import (
 )
 from lightning_jd.engines._reach import holds_compiled, leaves_reached, tasks_reaching
 from lightning_jd.engines._rows import rows
+from lightning_jd.engines.split import Split, SplitSpec, split_loss
 from lightning_jd.engines.tape import (
     Explanation,
     Slow,
@@ -40,6 +41,8 @@ __all__ = [
     "Select",
     "Selection",
     "Slow",
+    "Split",
+    "SplitSpec",
     "Tape",
     "column_count",
     "explain",
@@ -55,5 +58,6 @@ __all__ = [
     "rows",
     "select",
     "slow_parameters",
+    "split_loss",
     "tasks_reaching",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
@@ -105,11 +105,12 @@ def _enter(
         by_output[output] = by_output.get(output, 0) | tasks
 
 
-def parents_first(roots: list[Node]) -> list[Node]:
+def parents_first(roots: list[Node], within: Collection[Node] | None = None) -> list[Node]:
     """All nodes below the roots, each after everything that depends on it.
 
     Args:
         roots: Where to start; included in the result.
+        within: Go through these only.
     """
     order: list[Node] = []
     entered: set[Node] = set()
@@ -118,7 +119,7 @@ def parents_first(roots: list[Node]) -> list[Node]:
         node, finished = stack.pop()
         if finished:
             order.append(node)
-        elif node not in entered:
+        elif node not in entered and (within is None or node in within):
             entered.add(node)
             stack.append((node, True))
             stack.extend((child, False) for child, _ in node.next_functions if child is not None)

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from lightning_jd._folders import writable_folder
 from lightning_jd.errors import ArgumentError
 from lightning_jd.report._page import page
 from lightning_jd.report._run import Cosines, Run, Track
@@ -36,9 +35,8 @@ def report(run_dir: str, output: str | None = None, title: str | None = None) ->
     folder = Path(run_dir)
     run = read_run(folder)
     path = Path(output) if output is not None else folder / "jd_report.html"
-    if output is not None:
-        writable_folder(path.parent)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page(run, title or folder.resolve().name), encoding="utf-8")
     except OSError as error:
         raise ArgumentError(

@@ -28,9 +28,11 @@ class EagerInstances:
 
     Args:
         announce: Called once, with a line that says what was done.
+        always: Also for tasks: a scalar whose sum was compiled has no terms to be seen.
     """
 
-    def __init__(self, announce: Callable[[str], object]) -> None:
+    def __init__(self, announce: Callable[[str], object], *, always: bool = False) -> None:
+        self._always = always
         self._announce: Callable[[str], object] | None = announce
         self._compiled: bool | None = None  # not known
         self._looked = False
@@ -43,7 +45,11 @@ class EagerInstances:
             self._looked = is_sharded(list(module.named_parameters()))
             self._compiled = not self._looked and _has_compiled_parts(module)
         # The import of the compiler takes seconds: it happens only where there is one in use.
-        if self._compiled and self._listed and hasattr(torch.compiler, "set_stance"):
+        if (
+            self._compiled
+            and (self._listed or self._always)
+            and hasattr(torch.compiler, "set_stance")
+        ):
             stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
             return stance
         return nullcontext()

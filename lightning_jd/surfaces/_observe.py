@@ -74,7 +74,7 @@ def values_of(
     )
     collected.add("", summary.names, summary.values)
     if session.seen is not None:
-        collected.add("", ("mean_loss",), session.seen.values.mean().reshape(1))
+        collected.add("", ("mean_loss",), session.seen.shown.reshape(1))
     if (tasks := tasks_of(session)) is not None:
         collected.add("weight/", tasks.names, tasks.weights)
         collected.add("norm/", tasks.names, gradient_norms(report.gramian))

@@ -35,7 +35,12 @@ def losses_in(output: Any, rows: Rows = None) -> Losses | None:
         >>> losses_in({"loss": torch.ones(())}) is None
         True
     """
-    return unless_scalar(output.get("loss") if isinstance(output, Mapping) else output, rows)
+    return unless_scalar(loss_in(output), rows)
+
+
+def loss_in(output: Any) -> Any:
+    """What ``training_step`` returned as the loss, whatever it is."""
+    return output.get("loss") if isinstance(output, Mapping) else output
 
 
 def unless_scalar(loss: Any, rows: Rows = None) -> Losses | None:

@@ -26,20 +26,43 @@ from lightning_jd.engines import NamedParameters, Objectives, named_parameters_o
 from lightning_jd.errors import AggregatorError, ArgumentError, NonFiniteError, SetupError
 from lightning_jd.surfaces._compile import explained_compile_errors, reusable_compiled_graphs
 from lightning_jd.surfaces._eager import EagerInstances
-from lightning_jd.surfaces._output import losses_in, objectives_of, unless_scalar, with_scalar
+from lightning_jd.surfaces._output import (
+    loss_in,
+    losses_in,
+    objectives_of,
+    unless_scalar,
+    with_scalar,
+)
 from lightning_jd.surfaces._precision import full_precision, loss_scale
 from lightning_jd.surfaces._settings import Settings
 from lightning_jd.surfaces._skipped import Skipped
+from lightning_jd.surfaces._splitter import Splitter
 from lightning_jd.surfaces._static_graph import first_reduction_held, start_first_reduction
 from lightning_jd.surfaces._step import Collected, begin, compute_step, delivery_to, finish
 
 
 class Seen(NamedTuple):
-    """The losses of the last batch on this process, without their graph."""
+    """The losses of the last batch on this process, without their graph.
+
+    Attributes:
+        kind: What they are.
+        names: Their names.
+        values: Their values, shape (m,); empty if they are not known.
+        shown: What stands for all of them.
+    """
 
     kind: str
     names: tuple[str, ...]
     values: Tensor
+    shown: Tensor
+
+    @classmethod
+    def of(cls, objectives: Objectives) -> Seen:
+        """Look at the losses."""
+        values, names = objectives.values(), objectives.names
+        if not objectives.has_values:
+            values, names = values[:0], ()
+        return cls(objectives.kind, names, values, objectives.shown())
 
 
 class Session:
@@ -67,7 +90,8 @@ class Session:
         self.steps = 0
         self.skipped = skipped
         self._announce: Callable[[str], object] | None = announce
-        self._eager = EagerInstances(announce)
+        self._eager = EagerInstances(announce, always=settings.split is not None)
+        self._splitter = Splitter(settings.split)
         self._pending: Objectives | None = None
         self._nothing = 0  # batches of this epoch for which `training_step` returned None
         self._got = "no loss"
@@ -80,16 +104,21 @@ class Session:
         """Take the place of ``strategy.training_step``, which is ``original``."""
         self._pending = None
         eager = self._eager.around(strategy.lightning_module)
-        with eager, reusable_compiled_graphs(), first_reduction_held(strategy.model):
+        listening = self._splitter.listening(strategy.lightning_module)
+        held = first_reduction_held(strategy.model)
+        with eager, listening, reusable_compiled_graphs(), held:
             output = original(*args, **kwargs)
         if not strategy.lightning_module.automatic_optimization:
             self.batches += 1
             return output
         self.batches += output is not None  # Lightning skips the others
         self._nothing += output is None
-        if (losses := losses_in(output, self.settings.rows)) is None:
+        if (losses := losses_in(output, self.settings.rows)) is not None:
+            self._pending = objectives_of(losses, self.settings.rows)
+        else:
+            self._pending = self._splitter(loss_in(output))
+        if self._pending is None:
             return output
-        self._pending = objectives_of(losses, self.settings.rows)
         return with_scalar(output, self._mean(self._pending))
 
     def backward(
@@ -107,13 +136,16 @@ class Session:
             objectives, self._pending = self._pending, None
         else:
             losses = unless_scalar(loss, self.settings.rows)
-            objectives = None if losses is None else objectives_of(losses, self.settings.rows)
+            if losses is None:
+                objectives = self._splitter(loss)
+            else:
+                objectives = objectives_of(losses, self.settings.rows)
         if objectives is None:
             self._got = "one scalar"
             answer(strategy.root_device, scalar=True)
             return self._deliver(strategy, original, loss, optimizer, *args, **kwargs)
         self._eager.look(objectives)
-        self.seen = Seen(objectives.kind, objectives.names, objectives.values())
+        self.seen = Seen.of(objectives)
         named = _parameters(module, args, kwargs)
         before, place = self.report, _place(module.trainer)
         try:
@@ -149,9 +181,9 @@ class Session:
             raise SetupError(
                 "Jacobian descent must get several losses from `training_step` or "
                 f"`manual_backward`, got {self._got} in the first batch. Return the vector, list "
-                "or dict of losses itself (as the output or under the key 'loss'), or remove "
-                "JacobianDescent. (If this batch has one loss only, and others have more: return "
-                "{'loss': {'name': loss}}.)"
+                "or dict of losses itself (as the output or under the key 'loss'), or set "
+                "split='auto' to have the scalar split. (If only this batch has a single loss, "
+                "return {'loss': {'name': loss}}.)"
             )
 
     def check_epoch(self) -> None:
@@ -231,9 +263,9 @@ class Session:
 
     def _mean(self, objectives: Objectives) -> Tensor:
         values = objectives.values()
-        if self.settings.nonfinite == "skip":
-            values = values[torch.isfinite(values)]
-        return values.mean()
+        if objectives.total is not None or self.settings.nonfinite == "raise":
+            return objectives.shown()
+        return values[torch.isfinite(values)].mean()
 
     def _introduce(
         self, announce: Callable[[str], object], report: Report, kind: str, named: NamedParameters

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from lightning_jd.aggregators import Aggregator
 from lightning_jd.core import Groups
-from lightning_jd.engines import Select
+from lightning_jd.engines import Select, Split
 from lightning_jd.errors import ArgumentError
 
 RowsOption = Literal["tasks", "instances", "ranks"]
@@ -32,6 +32,7 @@ class Settings:
     nonfinite: Nonfinite = "raise"
     memory: Memory = "fast"
     check_replicas: int = 100
+    split: Split | None = None
 
     def __post_init__(self) -> None:
         choices = {
@@ -44,6 +45,11 @@ class Settings:
             if (value := getattr(self, name)) not in known:
                 listed = ", ".join(map(repr, known))
                 raise ArgumentError(f"`{name}` must be one of {listed}, got {value!r}.")
+        if self.split is not None and self.rows == "ranks":
+            raise ArgumentError(
+                "`split` cannot work with rows='ranks': the scalar of a process is either split, "
+                f"or one objective, got split={self.split.by!r}. Leave one of them out."
+            )
         every = self.check_replicas
         if isinstance(every, bool) or not isinstance(every, int) or every < 0:
             raise ArgumentError(

@@ -14,6 +14,7 @@ from typing_extensions import override
 from lightning_jd.aggregators import Aggregator, resolve
 from lightning_jd.core import Report
 from lightning_jd.core._roll_call import report_failure
+from lightning_jd.engines import Split
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._monitor import Monitor
 from lightning_jd.surfaces._patch import Patch
@@ -58,6 +59,12 @@ class DescentCallback:
             with some of ``every_n_steps``, ``per_group``, ``progress_bar``, ``figures`` and
             ``stationarity``. Also ``aggregator="mean"`` shows the conflict.
 
+        split: How a scalar loss is read, if the module returns one: the ``"terms"`` of its sum are
+            tasks, the ``"instances"`` of its batch are instances, ``"auto"`` takes terms if there
+            are several. A dict gives more: ``{"by": "terms", "names": ["reconstruction", "kl"]}``,
+            also ``"least"`` and ``"most"``, the number of terms. Terms are called as the module
+            logs them, or by their operation.
+
     Attributes:
         report: What the last update was made of (Gramian, weights, ...); ``None`` before.
         skipped: The number of objectives that ``nonfinite="skip"`` has left out.
@@ -81,6 +88,7 @@ class DescentCallback:
         memory: Memory = "fast",
         log: bool | dict[str, Any] = False,
         check_replicas: int = 100,
+        split: str | dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self._monitor = Monitor.of(log)
@@ -93,6 +101,7 @@ class DescentCallback:
             nonfinite=nonfinite,
             memory=memory,
             check_replicas=check_replicas,
+            split=Split.of(split),
         )
         self._fresh = deepcopy(self.settings.aggregator.state_dict())
         self._session: Session | None = None

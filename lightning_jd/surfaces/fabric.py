@@ -13,11 +13,19 @@ from lightning_jd.aggregators import AggregatorSpec, resolve
 from lightning_jd.core import Groups, Report
 from lightning_jd.core._sharded import show_pieces
 from lightning_jd.core._slow import warn_slow
-from lightning_jd.engines import Losses, Parameters, Select, named_parameters_of
+from lightning_jd.engines import (
+    Losses,
+    Parameters,
+    Select,
+    Split,
+    SplitSpec,
+    named_parameters_of,
+)
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._output import objectives_of
 from lightning_jd.surfaces._precision import full_precision, loss_scale
 from lightning_jd.surfaces._settings import Memory, Nonfinite, RowsOption, Settings
+from lightning_jd.surfaces._splitter import Splitter
 from lightning_jd.surfaces._static_graph import first_reduction_held, start_first_reduction
 from lightning_jd.surfaces._step import compute_step, delivery_to
 from lightning_jd.surfaces._support import SHARED_IS_HIDDEN, STATIC_ACCUMULATES, check_sharded
@@ -38,6 +46,7 @@ def backward(
     groups: Groups = None,
     nonfinite: Nonfinite = "raise",
     memory: Memory = "fast",
+    split: SplitSpec = None,
 ) -> Report:
     """Aggregate the gradients of several losses into ``.grad``, under any precision of Fabric.
 
@@ -56,6 +65,7 @@ def backward(
         groups: How parameters are grouped.
         nonfinite: What to do with losses and gradients that are NaN or infinite.
         memory: What to save, time or memory.
+        split: How a scalar is read, see :func:`lightning_jd.backward`.
 
     Returns:
         Gramian, weights, the path that each parameter took, and milliseconds.
@@ -65,7 +75,13 @@ def backward(
         NonFiniteError: If a loss or gradient is NaN or infinite, unless that is to be skipped.
     """
     settings = Settings(
-        resolve(aggregator), rows, select, groups, nonfinite=nonfinite, memory=memory
+        resolve(aggregator),
+        rows,
+        select,
+        groups,
+        nonfinite=nonfinite,
+        memory=memory,
+        split=Split.of(split),
     )
     _check_supported(fabric, settings)
     # What `setup` returns wraps the model, whose names are the ones that patterns are about.
@@ -73,7 +89,7 @@ def backward(
     if isinstance(model, nn.Module):
         show_pieces(model)
     named = named_parameters_of(model)
-    objectives = objectives_of(losses, rows)
+    objectives = Splitter(settings.split)(losses) or objectives_of(losses, rows)
     scale = loss_scale(fabric.strategy.precision, fabric.device, objectives.m)
     wrapped: Any = getattr(params, "_forward_module", None)
     if getattr(wrapped, "static_graph", False) and not wrapped.require_backward_grad_sync:

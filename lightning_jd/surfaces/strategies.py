@@ -34,6 +34,7 @@ class DescentStrategy(_Strategy):  # type: ignore[misc]  # of either package
         memory: See there.
         log: See there.
         check_replicas: See there.
+        split: See there.
         **kwargs: The arguments of Lightning's strategy.
     """
 
@@ -51,12 +52,22 @@ class DescentStrategy(_Strategy):  # type: ignore[misc]  # of either package
         memory: Memory = "fast",
         log: bool | dict[str, Any] = False,
         check_replicas: int = 100,
+        split: str | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         #: The callback; its ``report`` tells what the last update was made of.
         self.jacobian_descent = self._callback_class(
-            aggregator, rows, params, groups, accumulation, nonfinite, memory, log, check_replicas
+            aggregator,
+            rows,
+            params,
+            groups,
+            accumulation,
+            nonfinite,
+            memory,
+            log,
+            check_replicas,
+            split,
         )
 
     @override

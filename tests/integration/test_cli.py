@@ -7,6 +7,7 @@ import pytest
 import yaml
 from lightning.pytorch.cli import LightningCLI
 
+from lightning_jd.engines import Split
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.surfaces import JacobianDescent
 from tests.helpers.lightning import QUIET, Regression
@@ -19,6 +20,7 @@ EVERY_ARGUMENT = {
     "accumulation": "step",
     "nonfinite": "skip",
     "memory": "low",
+    "split": "terms",
 }
 
 
@@ -38,7 +40,8 @@ def test_every_argument_of_the_callback(tmp_path: Path) -> None:
     cli = command(tmp_path, callbacks=[entry])
     settings = next(c for c in cli.trainer.callbacks if isinstance(c, JacobianDescent)).settings
     assert settings.aggregator.c == 0.4
-    for name in EVERY_ARGUMENT.keys() - {"aggregator"}:
+    assert settings.split == Split("terms")
+    for name in EVERY_ARGUMENT.keys() - {"aggregator", "split"}:
         assert getattr(settings, name) == EVERY_ARGUMENT[name]
 
 
@@ -47,6 +50,15 @@ def test_every_argument_of_the_strategy(tmp_path: Path) -> None:
     settings = command(tmp_path, strategy=entry).trainer.strategy.jacobian_descent.settings
     assert settings.aggregator.c == 0.4
     assert settings.accumulation == "step"
+    assert settings.split == Split("terms")
+
+
+def test_a_split_with_names(tmp_path: Path) -> None:
+    split = {"by": "terms", "names": ["reconstruction", "kl"]}
+    entry = {"class_path": "lightning_jd.JacobianDescent", "init_args": {"split": split}}
+    cli = command(tmp_path, callbacks=[entry])
+    callback = next(c for c in cli.trainer.callbacks if isinstance(c, JacobianDescent))
+    assert callback.settings.split == Split("terms", ("reconstruction", "kl"))
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def test_missing_columns_are_not_made_up() -> None:
 
 def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     full_run().write(tmp_path / "jd_run.json")
-    with pytest.raises(ArgumentError, match="`output` must be a folder that can be written to"):
+    with pytest.raises(ArgumentError, match="`output` must be a file that can be written, got '/p"):
         report(str(tmp_path), "/proc/nowhere/page.html")
     with pytest.raises(ArgumentError, match="`output` must be a file that can be written"):
         report(str(tmp_path), str(tmp_path))

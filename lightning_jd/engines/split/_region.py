@@ -1,0 +1,154 @@
+"""The top of an autograd graph: what lies between a scalar and the parts that it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node, get_gradient_edge
+
+from lightning_jd.engines._reach import parents_first
+from lightning_jd.engines.tape._graph import local_vjp
+
+#: An output of a node.
+Place = tuple[Node, int]
+LEAF = "torch::autograd::AccumulateGrad"
+
+
+def operation(node: Node) -> str:
+    """The name of an operation without the word that autograd adds.
+
+    Example:
+        >>> operation(torch.ones(2, requires_grad=True).sum().grad_fn)
+        'Sum'
+    """
+    return node.name().rpartition("::")[2].partition("Backward")[0]
+
+
+def shape_at(place: Place) -> tuple[int, ...]:
+    """The shape of what was computed there."""
+    node, number = place
+    if node.name() == LEAF:
+        return tuple(node.variable.shape)  # type: ignore[attr-defined]
+    return tuple(node._input_metadata[number].shape)
+
+
+def dtype_at(place: Place) -> torch.dtype:
+    """The type of what was computed there."""
+    node, number = place
+    if node.name() == LEAF:
+        leaf: Tensor = node.variable  # type: ignore[attr-defined]
+        return leaf.dtype
+    dtype: torch.dtype = node._input_metadata[number].dtype
+    return dtype
+
+
+def is_scalar(place: Place) -> bool:
+    """Whether it is one number, in whatever shape."""
+    return prod(shape_at(place)) == 1
+
+
+def inputs_of(node: Node) -> list[Place]:
+    """The inputs of an operation that depend on something that requires a gradient."""
+    return [(child, number) for child, number in node.next_functions if child is not None]
+
+
+def root_of(loss: Tensor) -> Place:
+    """Where a loss was computed."""
+    edge = get_gradient_edge(loss)
+    return edge.node, edge.output_nr
+
+
+def pull_back(
+    root: Place,
+    gradient: Tensor,
+    enters: Callable[[Place], bool],
+    before: Callable[[Node, Tensor], Tensor] = lambda node, gradient: gradient,
+) -> dict[Place, Tensor]:
+    """The gradient of a scalar at the border of a region below it.
+
+    Only the operations inside of the region run, one by one, so that what flows around the region
+    does not count.
+
+    Args:
+        root: The scalar.
+        gradient: What to begin with.
+        enters: Whether the operation at a place belongs to the region; asked for each place that
+            is an input of an operation of the region.
+        before: Changes the gradient at the output of an operation before it passes on.
+
+    Returns:
+        Each place at the border to the gradient there.
+    """
+    region = _region(root, enters)
+    found: dict[Place, Tensor] = {root: gradient}
+    for node in parents_first([root[0]], within=region):
+        outputs = len(node._input_metadata)
+        arriving = [found.pop((node, number), None) for number in range(outputs)]
+        known = [None if g is None else before(node, g) for g in arriving]
+        leaving = local_vjp(node, _filled(node, known))
+        for (child, number), g in zip(node.next_functions, leaving, strict=True):
+            if child is not None and g is not None:
+                place = (child, number)
+                g = g.to(dtype_at(place))  # as autograd does, where types are mixed
+                found[place] = g if place not in found else found[place] + g
+    return found
+
+
+def _region(root: Place, enters: Callable[[Place], bool]) -> set[Node]:
+    region: set[Node] = set()
+    stack = [root]
+    while stack:
+        place = stack.pop()
+        if place[0] not in region and enters(place):
+            region.add(place[0])
+            stack.extend(inputs_of(place[0]))
+    return region
+
+
+def _filled(node: Node, gradients: list[Tensor | None]) -> list[Tensor | None]:
+    """Zeros for the outputs that nobody uses, where an operation has several."""
+    like = next(g for g in gradients if g is not None)
+    if len(gradients) == 1:
+        return gradients
+    return [
+        like.new_zeros(tuple(described.shape)) if g is None else g
+        for g, described in zip(gradients, node._input_metadata, strict=True)
+    ]
+
+
+def signed(number: int) -> int:
+    """Autograd shows negative numbers as unsigned ones.
+
+    Example:
+        >>> signed(2**64 - 100), signed(3)
+        (-100, 3)
+    """
+    return number - 2**64 if number >= 2**63 else number
+
+
+def saved_by(node: Node) -> Iterator[Tensor]:
+    """The tensors that an operation keeps for its backward pass, as they are in the graph."""
+    for name in dir(node):
+        if name.startswith("_saved_") and "_sym_" not in name:
+            kept: Any = getattr(node, name)
+            if isinstance(kept, Tensor):
+                yield kept
+
+
+def tensor_at(place: Place, parent: Node) -> Tensor | None:
+    """The tensor that was computed at a place, if the operation itself or its user has kept it."""
+    node, number = place
+    for keeper in (node, parent):
+        for kept in saved_by(keeper):
+            if kept.grad_fn is node and kept.output_nr == number:
+                return kept
+    return None
+
+
+def ones_at(loss: Tensor) -> Tensor:
+    """The gradient of a scalar with respect to itself."""
+    return torch.ones_like(loss.detach())
