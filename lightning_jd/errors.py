@@ -40,7 +40,7 @@ class UnknownNameError(JDError, ValueError):
             `aggregator` must be one of 'mean', 'upgrad', got 'upgrd'. Did you mean 'upgrad'?
         """
         known = sorted(known)
-        near = get_close_matches(name, known, n=1)
+        near = get_close_matches(name.lower(), known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         listed = ", ".join(map(repr, known))
         return cls(f"`{kind}` must be one of {listed}, got {name!r}.{hint}")

@@ -43,6 +43,8 @@ def _uniform(m: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def checked_reg(reg: float) -> float:
     """Return ``reg`` as a float, or raise unless it is finite and not negative."""
+    if isinstance(reg, str):
+        raise ArgumentError(f"`reg` must be a number, got the text {reg!r}. Usual: 0 to 1e-2.")
     if not 0 <= reg < math.inf:
         raise ArgumentError(
             f"`reg` must be at least 0 and finite, got {reg}. "

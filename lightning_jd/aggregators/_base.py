@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_jd.errors import ShapeError
-from lightning_jd.linalg import check_finite, check_matrix, check_square
+from lightning_jd.linalg import check_finite, check_matrix, check_semidefinite, check_square
 
 
 class Property(Enum):
@@ -101,13 +101,19 @@ class GramianAggregator(Aggregator):
 
 
 def check_gramian(gramian: Tensor) -> None:
-    """Raise unless ``gramian`` is a square floating-point matrix with finite entries."""
+    """Raise unless ``gramian`` is a finite square matrix, and may be a Gramian."""
     check_square("gramian", gramian)
     check_finite("gramian", gramian)
+    check_semidefinite("gramian", gramian)
 
 
-def check_weights(source: str, weights: Tensor, gramian: Tensor) -> Tensor:
+def check_weights(source: str, weights: object, gramian: Tensor) -> Tensor:
     """Return what foreign code gave as ``weights`` in the dtype of ``gramian``, if there are m."""
+    if not isinstance(weights, Tensor):
+        raise ShapeError(
+            f"{source} must return a tensor with one weight per objective, got "
+            f"{type(weights).__name__}. Wrap it in `torch.tensor(...)`."
+        )
     if weights.shape != gramian.shape[:1]:
         raise ShapeError(
             f"{source} must return one weight per objective, shape ({len(gramian)},), "

@@ -8,7 +8,7 @@ from typing_extensions import override
 from lightning_jd.aggregators._base import GramianAggregator, Property
 from lightning_jd.aggregators._registry import register
 from lightning_jd.errors import ArgumentError
-from lightning_jd.linalg import cagrad_weights
+from lightning_jd.linalg import cagrad_weights, check_semidefinite, check_square
 
 
 @register
@@ -53,4 +53,6 @@ class CAGrad(GramianAggregator):
 
     @override
     def weights(self, gramian: Tensor) -> Tensor:
+        check_square("gramian", gramian)
+        check_semidefinite("gramian", gramian)
         return cagrad_weights(gramian, self.c)

@@ -9,7 +9,7 @@ from typing_extensions import override
 from lightning_jd.aggregators._arguments import checked_preference, checked_reg, preference_for
 from lightning_jd.aggregators._base import GramianAggregator, Property
 from lightning_jd.aggregators._registry import register
-from lightning_jd.linalg import check_square, dual_cone_weights
+from lightning_jd.linalg import check_semidefinite, check_square, dual_cone_weights
 
 
 @register
@@ -60,5 +60,6 @@ class DualProj(GramianAggregator):
     @override
     def weights(self, gramian: Tensor) -> Tensor:
         check_square("gramian", gramian)
+        check_semidefinite("gramian", gramian)
         p = preference_for(self.preference, gramian)
         return dual_cone_weights(gramian, p, reg=self.reg, solver=self.solver)

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from lightning_jd.aggregators._base import GramianAggregator, Property
 from lightning_jd.aggregators._registry import register
-from lightning_jd.linalg import min_norm_weights
+from lightning_jd.linalg import check_semidefinite, check_square, min_norm_weights
 
 
 @register
@@ -36,4 +36,6 @@ class MGDA(GramianAggregator):
 
     @override
     def weights(self, gramian: Tensor) -> Tensor:
+        check_square("gramian", gramian)
+        check_semidefinite("gramian", gramian)
         return min_norm_weights(gramian)

@@ -38,6 +38,12 @@ def register(cls: _Class) -> _Class:
         >>> resolve("largest")(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
         tensor([0., 2.])
     """
+    if not (isinstance(cls, type) and issubclass(cls, Aggregator)):
+        raise ArgumentError(
+            f"A registered aggregator must be a class derived from Aggregator, got {cls!r}, which "
+            "has no name to be found under. Pass a function where an aggregator is expected, or "
+            "write a class."
+        )
     if isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
         raise ArgumentError(
@@ -70,9 +76,10 @@ def resolve(spec: AggregatorSpec) -> Aggregator:
     """Turn a description of an aggregator into the aggregator.
 
     Args:
-        spec: A registered name (``"upgrad"``), a mapping with ``"name"`` and the arguments of its
-            constructor (``{"name": "cagrad", "c": 0.4}``), an aggregator (returned as it is), a
-            class, a ``torchjd`` Weighting or Aggregator, or a function from Gramians to weights.
+        spec: A registered name (``"upgrad"``, or as papers write it, ``"Nash-MTL"``), a mapping
+            with ``"name"`` and the arguments of its constructor
+            (``{"name": "cagrad", "c": 0.4}``), an aggregator (returned as it is), a class, a
+            ``torchjd`` Weighting or Aggregator, or a function from Gramians to weights.
 
     Raises:
         UnknownNameError: If the name is not registered; the message lists those that are.
@@ -107,13 +114,23 @@ def resolve(spec: AggregatorSpec) -> Aggregator:
 
 
 def _lookup(name: str) -> type[Aggregator]:
-    if name not in _CLASSES:
+    if name in _CLASSES:
+        return _CLASSES[name]
+    plain = _plain(name)
+    matches = [known for known in _CLASSES if _plain(known) == plain]
+    if len(matches) != 1:
         raise UnknownNameError.of("aggregator", name, _CLASSES)
-    return _CLASSES[name]
+    return _CLASSES[matches[0]]
+
+
+def _plain(name: str) -> str:
+    """A name without what people write in different ways: ``"IMTL-G"`` is ``"imtlg"``."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def _build(cls: type[Aggregator], arguments: dict[str, Any]) -> Aggregator:
     expected = _constructor(cls)
+    arguments = {name: _number(expected, name, value) for name, value in arguments.items()}
     try:
         expected.bind(**arguments)
     except TypeError as error:
@@ -123,6 +140,18 @@ def _build(cls: type[Aggregator], arguments: dict[str, Any]) -> Aggregator:
             f'Write {{"name": "{cls.name}"{written}}}.'
         ) from error
     return cls(**arguments)
+
+
+def _number(expected: Signature, name: str, value: Any) -> Any:
+    """The number that a string stands for, where a number is expected: YAML has ``"1e-3"``."""
+    parameter = expected.parameters.get(name)
+    if not isinstance(value, str) or parameter is None or parameter.annotation not in (int, float):
+        return value
+    try:
+        number = float(value)
+    except ValueError:
+        return value
+    return int(number) if parameter.annotation is int and number.is_integer() else number
 
 
 @cache

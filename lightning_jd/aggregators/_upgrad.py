@@ -9,7 +9,7 @@ from typing_extensions import override
 from lightning_jd.aggregators._arguments import checked_preference, checked_reg, preference_for
 from lightning_jd.aggregators._base import GramianAggregator, Property
 from lightning_jd.aggregators._registry import register
-from lightning_jd.linalg import check_square, upgrad_weights
+from lightning_jd.linalg import check_semidefinite, check_square, upgrad_weights
 
 
 @register
@@ -72,5 +72,6 @@ class UPGrad(GramianAggregator):
     @override
     def weights(self, gramian: Tensor) -> Tensor:
         check_square("gramian", gramian)
+        check_semidefinite("gramian", gramian)
         p = None if self.preference is None else preference_for(self.preference, gramian)
         return upgrad_weights(gramian, p, reg=self.reg, solver=self.solver)

@@ -17,6 +17,7 @@ from lightning_jd.engines._parameters import (
     Parameters,
     Select,
     Selection,
+    check_select,
     named_parameters_of,
     select,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "Split",
     "SplitSpec",
     "Tape",
+    "check_select",
     "column_count",
     "explain",
     "from_columns",

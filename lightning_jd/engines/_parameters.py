@@ -113,6 +113,7 @@ def select(objectives: Objectives, named: NamedParameters, which: Select = "all"
         return Selection(list(named), [])
     if which == "shared":
         return _shared(objectives, named)
+    check_select(which)
     if callable(which):
         chosen = [bool(which(name, tensor)) for name, tensor in named]
     else:
@@ -127,11 +128,28 @@ def select(objectives: Objectives, named: NamedParameters, which: Select = "all"
     return Selection([p for p, yes in pairs if yes], [p for p, yes in pairs if not yes])
 
 
+def check_select(which: object) -> None:
+    """Raise unless it is something that :func:`select` takes.
+
+    Raises:
+        ArgumentError: With what it takes.
+    """
+    patterns = [which] if isinstance(which, str) else which
+    if callable(which) or (
+        isinstance(patterns, Sequence) and all(isinstance(each, str) for each in patterns)
+    ):
+        return
+    raise ArgumentError(
+        "`select` (in Lightning: `params`) must be 'all', 'shared', a name pattern, a list of "
+        f"patterns or a function, got {which!r}."
+    )
+
+
 def _no_match(reason: str, named: NamedParameters) -> str:
     shown = ", ".join(name for name, _ in named[:8]) + (", ..." if len(named) > 8 else "")
     return (
-        f"`select` must choose at least one parameter, but {reason} of {shown}. "
-        "Besides patterns there are 'all' and 'shared'."
+        f"`select` (in Lightning: `params`) must choose at least one parameter, but {reason} of "
+        f"{shown}. Besides patterns there are 'all' and 'shared'."
     )
 
 

@@ -39,8 +39,9 @@ def tasks_reaching(objectives: Objectives) -> dict[int, int]:
     for node in parents_first(list(masks)):
         if len(set(entries.get(node, {}).values())) > 1:
             raise ArgumentError(
-                "`select='shared'` must see which task reaches which parameter, but the losses of "
-                f"several tasks come out of one compiled or custom function ({node.name()}). "
+                "'shared' parameters can be found only if the graph shows which task reaches which "
+                "parameter, but the losses of several tasks come out of one compiled or custom "
+                f"function ({node.name()}). "
                 "Compile trunk and heads separately, or select the shared parameters by a pattern."
             )
         if node.name() == _LEAF:
@@ -135,7 +136,7 @@ def _roots(objectives: Objectives) -> list[tuple[Node, int] | None]:
         if (node := objectives.losses.grad_fn) is not None and _stacks_along(node, axis):
             return [_edge(node, task) for task in range(len(node.next_functions))]
     raise ArgumentError(
-        "`select='shared'` must know the tasks, got one tensor of losses of kind "
+        "'shared' parameters are those of several tasks, got one tensor of losses of kind "
         f"{objectives.kind!r}. Return a dict or list of scalars, one per task, or select the "
         "shared parameters by a pattern."
     )

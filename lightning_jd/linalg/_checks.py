@@ -8,6 +8,11 @@ from lightning_jd.errors import NonFiniteError, ShapeError
 
 def check_matrix(name: str, matrix: Tensor) -> None:
     """Raise unless ``matrix`` has shape (m, n) with m >= 1 and floating-point entries."""
+    if not isinstance(matrix, Tensor):
+        raise ShapeError(
+            f"`{name}` must be a tensor, got {type(matrix).__name__}. Convert it with "
+            "`torch.as_tensor(...)`."
+        )
     if matrix.ndim != 2:
         raise ShapeError(f"`{name}` must have shape (m, n), got {tuple(matrix.shape)}.")
     if matrix.shape[0] == 0:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from lightning_jd.aggregators import Aggregator
 from lightning_jd.core import Groups
-from lightning_jd.engines import Select, Split
+from lightning_jd.engines import Select, Split, check_select
 from lightning_jd.errors import ArgumentError
 
 RowsOption = Literal["tasks", "instances", "ranks"]
@@ -34,6 +34,22 @@ class Settings:
     check_replicas: int = 100
     split: Split | None = None
 
+    def text(self) -> str:
+        """The arguments as one would write them, without those that are as by default.
+
+        Example:
+            >>> from lightning_jd.aggregators import resolve
+            >>> Settings(resolve("mean"), params="shared", split=Split("auto")).text()
+            "Mean(), params='shared', split='auto'"
+        """
+        parts = [repr(self.aggregator)]
+        for field in fields(self)[1:]:
+            value = getattr(self, field.name)
+            if value != field.default:
+                plain = value.by if isinstance(value, Split) and value == Split(value.by) else value
+                parts.append(f"{field.name}={plain!r}")
+        return ", ".join(parts)
+
     def __post_init__(self) -> None:
         choices = {
             "rows": (None, *get_args(RowsOption)),
@@ -45,6 +61,7 @@ class Settings:
             if (value := getattr(self, name)) not in known:
                 listed = ", ".join(map(repr, known))
                 raise ArgumentError(f"`{name}` must be one of {listed}, got {value!r}.")
+        check_select(self.params)
         if self.split is not None and self.rows == "ranks":
             raise ArgumentError(
                 "`split` cannot work with rows='ranks': the scalar of a process is either split, "

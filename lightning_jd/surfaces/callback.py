@@ -217,6 +217,11 @@ class DescentCallback:
             )
 
     @override
+    def __repr__(self) -> str:
+        """The aggregator, and the arguments that are not as by default."""
+        return f"{type(self).__name__}({self.settings.text()})"
+
+    @override
     def __getstate__(self) -> dict[str, bytes]:
         # Sent to a process that is spawned, the state of a generator would share memory that is
         # gone when it arrives. Bytes are copied. What belongs to one fit stays here.
@@ -265,3 +270,7 @@ class DescentCallback:
             self._patch = None
         if self._session is not None:
             self._session.forget()
+
+
+# Otherwise a wrong argument would be blamed on a class that nobody has asked for.
+DescentCallback.__init__.__qualname__ = "JacobianDescent.__init__"

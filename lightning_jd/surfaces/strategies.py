@@ -71,6 +71,11 @@ class DescentStrategy(_Strategy):  # type: ignore[misc]  # of either package
         )
 
     @override
+    def __repr__(self) -> str:
+        """The arguments of the callback."""
+        return f"{type(self).__name__}({self.jacobian_descent.settings.text()})"
+
+    @override
     def connect(self, model: Any) -> None:
         """Meet the module, and through it the Trainer."""
         super().connect(model)

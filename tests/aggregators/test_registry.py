@@ -1,5 +1,7 @@
 """From a name, a dictionary or an object to an aggregator."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -150,3 +152,78 @@ def test_arguments_that_do_not_fit_are_shown_with_the_signature(spec: str, messa
 def test_anything_else_is_refused(spec: object) -> None:
     with pytest.raises(ArgumentError, match=r"`aggregator` must be a name, a mapping .* got "):
         resolve(spec)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("UPGrad", "upgrad"),
+        ("Nash-MTL", "nashmtl"),
+        ("IMTL-G", "imtlg"),
+        ("aligned_mtl", "alignedmtl"),
+    ],
+)
+def test_names_as_papers_write_them(written: str, name: str) -> None:
+    assert resolve(written).name == name
+    assert resolve({"name": written}).name == name
+
+
+def test_a_near_miss_is_suggested_in_any_case() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'upgrad'"):
+        resolve("UPGrd")
+
+
+@pytest.mark.parametrize("thing", [lambda gramian: gramian, len, 3])
+def test_only_classes_have_a_name_to_register(thing: Any) -> None:
+    with pytest.raises(ArgumentError, match="must be a class derived from Aggregator, got"):
+        register(thing)
+
+
+def test_text_that_is_a_number_is_one() -> None:
+    assert resolve({"name": "upgrad", "reg": "1e-3"}).reg == 1e-3
+    assert resolve({"name": "krum", "n_byzantine": "2"}).n_byzantine == 2
+    assert resolve({"name": "upgrad", "solver": "quadprog"}).solver == "quadprog"
+    with pytest.raises(ArgumentError, match="`reg` must be a number, got the text 'little'"):
+        resolve({"name": "upgrad", "reg": "little"})
+
+
+def test_answers_and_matrices_that_are_no_tensors() -> None:
+    with pytest.raises(ShapeError, match=r"must return a tensor .*, got list\. Wrap it"):
+        resolve(lambda gramian: [0.5, 0.5]).weights(torch.eye(2))
+    with pytest.raises(ShapeError, match="`gramian` must be a tensor, got ndarray"):
+        resolve("upgrad").weights(torch.eye(2).numpy())
+
+
+WEIGHTED = [name for name, cls in available().items() if issubclass(cls, GramianAggregator)]
+NO_GRAMIANS = {
+    "not symmetric": ([[1.0, 0.5], [-0.5, 1.0]], "must be symmetric, got 0.5 and -0.5 for rows 0"),
+    "negative diagonal": ([[1.0, 0.0], [0.0, -1.0]], "got -1 on its diagonal, in row 1"),
+    "not a product": ([[1.0, -2.0], [-2.0, 1.0]], "got -2 for rows 0 and 1, whose own entries"),
+    "indefinite": (
+        [[1.0, -0.9, -0.9], [-0.9, 1.0, -0.9], [-0.9, -0.9, 1.0]],
+        "got the eigenvalue -0.8. Is it a Gramian",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+@pytest.mark.parametrize("kind", NO_GRAMIANS)
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_a_matrix_that_is_no_gramian_is_refused(name: str, kind: str, scale: float) -> None:
+    entries, message = NO_GRAMIANS[kind]
+    arguments: dict[str, Any] = {
+        "constant": {"weights": [1.0] * len(entries)},
+        "krum": {"n_byzantine": 0},
+    }
+    aggregator = resolve({"name": name, **arguments.get(name, {})})
+    with pytest.raises(ShapeError, match=message if scale == 1 else "Is it a Gramian"):
+        aggregator.weights(scale * torch.tensor(entries))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_rounding_does_to_a_gramian_is_accepted(dtype: torch.dtype) -> None:
+    for m, n in ((3, 1), (12, 4), (40, 20)):
+        J = torch.randn(m, n).to(dtype) * torch.logspace(-4, 4, m).unsqueeze(1).to(dtype)
+        G = J.float() @ J.float().T
+        noise = torch.randn(m, m) * 1e-6 * G.diagonal().sqrt().outer(G.diagonal().sqrt())
+        assert resolve("upgrad").weights(G + noise + noise.T).isfinite().all()

@@ -1,6 +1,7 @@
 """Names, selection, and which task reaches which parameter."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -151,10 +152,20 @@ def test_forty_tasks_fit_into_the_bits() -> None:
     assert tasks_reaching(objectives)[id(trunk.weight)] == 2**40 - 1
 
 
+@pytest.mark.parametrize("which", [None, 3, ["a", 3], {"a": 1}])
+def test_a_selection_of_another_type_is_refused(which: Any) -> None:
+    layer = nn.Linear(2, 1)
+    objectives = Objectives.of(layer(torch.ones(3, 2)).flatten())
+    with pytest.raises(ArgumentError, match=r"`select` \(in Lightning: `params`\) must be 'all'"):
+        select(objectives, named_parameters_of(layer), which)
+
+
 def test_shared_needs_tasks() -> None:
-    with pytest.raises(ArgumentError, match=r"must know the tasks, got one tensor .* 'instances'"):
+    with pytest.raises(
+        ArgumentError, match=r"are those of several tasks, got one tensor .* 'instances'"
+    ):
         shared(MODEL.trunk(X).square().sum(1))
-    with pytest.raises(ArgumentError, match=r"must know the tasks, .* 'instances_tasks'"):
+    with pytest.raises(ArgumentError, match=r"are those of several tasks, .* 'instances_tasks'"):
         shared(MODEL.trunk(X).square())
 
 

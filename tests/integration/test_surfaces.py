@@ -10,7 +10,7 @@ import torch
 
 from lightning_jd.aggregators import UPGrad
 from lightning_jd.core import backward
-from lightning_jd.errors import SetupError
+from lightning_jd.errors import ArgumentError, SetupError
 from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy, JDModuleMixin, JDStrategy
 from tests.helpers.lightning import (
     ManualRegression,
@@ -283,3 +283,28 @@ def test_other_keys_of_the_output_are_kept() -> None:
     fit(Regression("in_dict"), callbacks=[JacobianDescent(), listener])
     assert listener.outputs.keys() == {"loss", "extra"}
     assert listener.outputs["loss"].ndim == 0
+
+
+def test_how_they_look() -> None:
+    assert repr(JacobianDescent("mean")) == "JacobianDescent(Mean())"
+    spelled = JacobianDescent({"name": "cagrad", "c": 0.4}, params="shared", split="auto")
+    assert repr(spelled) == "JacobianDescent(CAGrad(c=0.4), params='shared', split='auto')"
+    assert repr(JDStrategy("mean", groups="layer")) == "JDStrategy(Mean(), groups='layer')"
+
+
+def test_a_wrong_argument_is_blamed_on_the_class_that_was_asked_for() -> None:
+    with pytest.raises(TypeError, match=r"^JacobianDescent\.__init__\(\) got an unexpected"):
+        JacobianDescent(parameters="shared")
+
+
+@pytest.mark.parametrize("params", [None, 3, ["trunk.*", 3]])
+def test_params_are_checked_at_once(params: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"`select` \(in Lightning: `params`\) must be 'all'"):
+        JacobianDescent(params=params)
+
+
+def test_a_typo_and_shared_instances_speak_of_params() -> None:
+    with pytest.raises(ArgumentError, match=r"in Lightning: `params`\) must choose at least one"):
+        fit(Regression("tasks"), callbacks=[JacobianDescent(params="shraed")])
+    with pytest.raises(ArgumentError, match="'shared' parameters are those of several tasks, got"):
+        fit(Regression("instances"), callbacks=[JacobianDescent(params="shared")])
