@@ -1,8 +1,10 @@
 """Do my tasks fight each other? Watch first, then let UPGrad settle it. Seconds on a CPU, no data.
 
 Four tasks share a layer that is too narrow for all of them, and one is much louder than the
-others. The mean of the losses is only watched in the first run; the second one uses UPGrad. Both
-write metrics.csv and jd_report.html, a page to open in a browser.
+others. The sum of the losses, ordinary training, is only watched in the first run; the second one
+uses UPGrad. (Where only some parameters are aggregated, "sum" is ordinary training: the others get
+the gradient of the sum in any case.) Both write metrics.csv and jd_report.html, a page to open in a
+browser.
 """
 
 import argparse
@@ -59,10 +61,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path("monitor_runs"))
     folder = parser.parse_args().folder
-    watched, settled = train("mean", folder), train("upgrad", folder)
-    for name, run in (("mean", watched), ("upgrad", settled)):
+    watched, settled = train("sum", folder), train("upgrad", folder)
+    for name, run in (("sum", watched), ("upgrad", settled)):
         harmed, similarity = run.mean("violation_share"), run.mean("similarity_to_mean")
         print(f"{name}: {harmed:.1%} of the objectives harmed per step, cosine {similarity:.2f}")
-    assert watched.mean("violation_share") > 0.1, "the mean is expected to harm tasks"
+    assert watched.mean("violation_share") > 0.1, "the sum is expected to harm tasks"
     assert settled.mean("violation_share") < 0.01, "UPGrad is expected to harm nobody"
     assert settled.mean("similarity_to_mean") < 0.95, "and to do so by another update"

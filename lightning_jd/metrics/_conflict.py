@@ -58,8 +58,14 @@ class ConflictRate(StreamingMetric):
         self.tolerance = tolerance
 
     @override
-    def update(self, gramian: Tensor) -> None:
-        """Add the Gramian (m, m) of one update."""
+    def update(self, gramian: Tensor, weights: Tensor | None = None) -> None:
+        """Add the Gramian (m, m) of one update; the weights do not matter."""
         m = len(gramian)
         rate = conflict_rate(gramian, tolerance=self.tolerance)
         self.record(rate.reshape(1), weight=m * (m - 1) / 2)
+
+    @override
+    def compute(self) -> Tensor:
+        """The share over all pairs; 0 if there was never a pair."""
+        rate = super().compute()
+        return rate if self.update_count == 0 else rate.nan_to_num(nan=0.0)

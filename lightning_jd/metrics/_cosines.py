@@ -63,18 +63,20 @@ class PairwiseCosine(Metric):
         self.add_state("count", torch.zeros(m, m), dist_reduce_fx="sum")
 
     @override
-    def update(self, gramian: Tensor, names: Sequence[str] | None = None) -> None:
+    def update(self, gramian: Tensor, names: Sequence[str] | Tensor | None = None) -> None:
         """Add the Gramian of one update.
 
         Args:
             gramian: Shape ``(m, m)``.
-            names: Whose rows these are, if not all objectives in order.
+            names: Whose rows these are, if not all objectives in order. In a collection of
+                metrics, the weights come here, which do not matter.
 
         Raises:
             UnknownNameError: If a name is not one of the metric's.
             ShapeError: If there is not one name per row.
         """
         C = pairwise_cosines(gramian)
+        names = None if isinstance(names, Tensor) else names
         where = torch.tensor(positions(names, self.names, len(C)), device=C.device)
         cell = (where[:, None], where[None, :])
         self.total.index_put_(cell, C.to(self.total), accumulate=True)

@@ -73,7 +73,7 @@ class NormImbalance(StreamingMetric):
         super().__init__(["imbalance"], **kwargs)
 
     @override
-    def update(self, gramian: Tensor) -> None:
+    def update(self, gramian: Tensor, weights: Tensor | None = None) -> None:
         """Add the Gramian (m, m) of one update."""
         self.record(single_or_double(norm_imbalance(gramian)).log10().reshape(1))
 

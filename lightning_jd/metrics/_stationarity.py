@@ -74,6 +74,6 @@ class StationarityDistance(StreamingMetric):
         super().__init__(["distance to stationarity"], **kwargs)
 
     @override
-    def update(self, gramian: Tensor) -> None:
+    def update(self, gramian: Tensor, weights: Tensor | None = None) -> None:
         """Add the Gramian (m, m) of one update."""
         self.record(stationarity_distance(gramian).reshape(1))

@@ -35,7 +35,9 @@ class StreamingMetric(Metric):
     stretch covers twice as many updates. Memory is constant, and every state is a sum. Processes
     have to make equally many updates (up to the width of a stretch), as under DDP.
 
-    Subclasses call :meth:`record` from ``update``.
+    Subclasses call :meth:`record` from ``update``. Every metric can be given a Gramian and weights,
+    ``update(G, w)``, whatever it needs of them, so that they go into one
+    ``torchmetrics.MetricCollection``. Before the first update the result is NaN.
 
     Args:
         labels: The names of the numbers.
@@ -76,9 +78,9 @@ class StreamingMetric(Metric):
         self.count[row] += weight
 
     def mean(self) -> Tensor:
-        """The mean of each number (k,); 0 where nothing was recorded."""
+        """The mean of each number (k,); NaN where nothing was recorded."""
         count = self.count.sum(dim=0)
-        return self.total.sum(dim=0) / torch.where(count > 0, count, 1.0)
+        return self.total.sum(dim=0) / torch.where(count > 0, count, torch.nan)
 
     def history(self) -> History:
         """The course of the numbers over the updates of this process."""

@@ -168,7 +168,7 @@ class ConflictSummary(StreamingMetric):
 
     @override
     def compute(self) -> dict[str, Tensor]:  # type: ignore[override]  # a metric of many numbers
-        """Name to mean; 0 for what was never known."""
+        """Name to mean; NaN for what was never known."""
         return dict(zip(self.labels, self.mean(), strict=True))
 
     @override

@@ -79,8 +79,12 @@ class DualConeViolation(StreamingMetric):
         >>> metric = DualConeViolation()
         >>> metric.update(torch.tensor([[9.0, -3.0], [-3.0, 1.0]]), torch.tensor([1.0, 1.0]))
         >>> metric.update(torch.eye(2), torch.tensor([1.0, 1.0]))
-        >>> {name: round(float(value), 2) for name, value in metric.compute().items()}
-        {'share': 0.25, 'worst_cosine': -1.0, 'mean_share': 0.25, 'mean_worst_cosine': -1.0}
+        >>> for name, value in metric.compute().items():
+        ...     print(f"{name} {value:.2f}")
+        violation_share 0.25
+        violation_worst_cosine -1.00
+        mean_violation_share 0.25
+        mean_violation_worst_cosine -1.00
     """
 
     higher_is_better = False
@@ -114,7 +118,13 @@ class DualConeViolation(StreamingMetric):
 
     @override
     def compute(self) -> dict[str, Tensor]:  # type: ignore[override]  # a metric of four numbers
-        """The fields of :class:`Violation` by name."""
+        """The fields of :class:`Violation`, under the names that they are logged by."""
         share, mean_share = self.mean()
-        worst, mean_worst = self.worst
-        return Violation(share, worst, mean_share, mean_worst)._asdict()
+        # Of nothing, the least cosine is not 1.
+        worst, mean_worst = torch.where(share.isnan(), torch.nan, self.worst)
+        return {
+            "violation_share": share,
+            "violation_worst_cosine": worst,
+            "mean_violation_share": mean_share,
+            "mean_violation_worst_cosine": mean_worst,
+        }

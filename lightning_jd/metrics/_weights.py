@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.errors import ShapeError
+from lightning_jd.errors import ArgumentError, ShapeError
 from lightning_jd.metrics._names import check_names, positions
 from lightning_jd.metrics._streaming import StreamingMetric
 from lightning_jd.metrics._unit import single_or_double
@@ -79,9 +79,16 @@ class WeightEntropy(StreamingMetric):
         super().__init__(["weight entropy"], **kwargs)
 
     @override
-    def update(self, weights: Tensor) -> None:
-        """Add the weights (m,) of one update."""
-        self.record(weight_entropy(weights).reshape(1))
+    def update(self, gramian: Tensor | None = None, weights: Tensor | None = None) -> None:
+        """Add the weights (m,) of one update, alone or after a Gramian.
+
+        Raises:
+            ArgumentError: If there are none.
+        """
+        used = gramian if weights is None else weights
+        if used is None:
+            raise ArgumentError("`update` must get the weights of the update, got nothing.")
+        self.record(weight_entropy(used).reshape(1))
 
 
 class TaskWeights(StreamingMetric):
@@ -110,17 +117,20 @@ class TaskWeights(StreamingMetric):
         super().__init__(check_names(names), **kwargs)
 
     @override
-    def update(self, weights: Tensor, names: Sequence[str] | None = None) -> None:
+    def update(self, weights: Tensor, names: Sequence[str] | Tensor | None = None) -> None:
         """Add the weights of one update.
 
         Args:
-            weights: Shape ``(m,)``.
+            weights: Shape ``(m,)``. In a collection of metrics, this is the Gramian, and the
+                weights come second.
             names: Whose weights these are, if not all objectives in order.
 
         Raises:
             UnknownNameError: If a name is not one of the metric's.
             ShapeError: If there is not one name per weight.
         """
+        if isinstance(names, Tensor):
+            weights, names = names, None
         where = positions(names, self.labels, len(weights))
         present = self.total.new_zeros(len(self.labels))
         values = torch.zeros_like(present)
@@ -141,5 +151,5 @@ class TaskWeights(StreamingMetric):
 
     @override
     def compute(self) -> dict[str, Tensor]:  # type: ignore[override]  # a metric of many numbers
-        """Name to mean weight; 0 for an objective that was never there."""
+        """Name to mean weight; NaN for an objective that was never there."""
         return dict(zip(self.labels, self.mean(), strict=True))

@@ -83,7 +83,7 @@ def _change(run: Run) -> Finding:
     method = run.aggregator or "the method"
     if math.isnan(similarity):
         return Finding(question, "unknown", "The run has no such numbers.", rule)
-    if run.aggregator == "mean":
+    if run.aggregator in ("mean", "sum"):  # ordinary training of the one, or of the other
         advice = " Try 'upgrad' against the conflict." if before >= 0.01 else ""
         return Finding(question, "calm", f"No: this run only watches.{advice}", rule)
     facts = f"its cosine to the mean update is {similarity:.3f}."

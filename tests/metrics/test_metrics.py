@@ -26,6 +26,7 @@ from lightning_jd.metrics import (
     norm_imbalance,
     pairwise_cosines,
     similarity_to_mean,
+    weight_entropy,
 )
 
 NAMES = ("depth", "normals", "labels")
@@ -139,7 +140,7 @@ def test_the_worst_cosine_is_the_worst_of_all_updates() -> None:
     metric = DualConeViolation()
     metric.update(torch.tensor([[9.0, -3.0], [-3.0, 1.0]]), torch.tensor([1.0, 0.0]))
     metric.update(torch.eye(2), torch.ones(2))
-    assert float(metric.compute()["worst_cosine"]) == pytest.approx(-1)
+    assert float(metric.compute()["violation_worst_cosine"]) == pytest.approx(-1)
 
 
 @pytest.mark.parametrize("updates", [1, 256, 257, 1000, 5000])
@@ -181,7 +182,7 @@ def test_methods_without_weights_hand_in_jacobian_and_update() -> None:
         rtol=1e-4,
         atol=1e-5,
     )
-    assert float(summary.compute()["weight_entropy"]) == 0  # never known
+    assert summary.compute()["weight_entropy"].isnan()  # never known
 
 
 def test_a_missing_task_leaves_the_others_alone() -> None:
@@ -250,3 +251,54 @@ def test_more_names_keep_what_was_seen() -> None:
         "c": 1.0,
     }
     assert len(weights.history().updates) == 151
+
+
+def everything() -> MetricCollection:
+    names = ["a", "b", "c"]
+    return MetricCollection(
+        {
+            "similarity": SimilarityToMean(),
+            "violation": DualConeViolation(),
+            "conflict": ConflictRate(),
+            "imbalance": NormImbalance(),
+            "entropy": WeightEntropy(),
+            "distance": StationarityDistance(),
+            "cosines": PairwiseCosine(names),
+            "weights": TaskWeights(names),
+        },
+        compute_groups=False,
+    )
+
+
+def test_a_collection_takes_gramian_and_weights_by_position() -> None:
+    J = torch.randn(3, 5)
+    G, w = J @ J.T, torch.tensor([0.2, 0.5, 0.3])
+    by_position, by_name = everything(), everything()
+    by_position.update(G, w)
+    by_name.update(gramian=G, weights=w)
+    found, expected = by_position.compute(), by_name.compute()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert_close(found[name], value)
+    assert_close(found["entropy"], weight_entropy(w))
+    assert_close(found["conflict"], conflict_rate(G))
+    assert_close(torch.stack([found["a"], found["b"], found["c"]]), w)
+    assert "violation_share" in found
+    assert "share" not in found
+
+
+@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric:UserWarning")
+def test_before_the_first_update_nothing_is_known() -> None:
+    for value in everything().compute().values():
+        assert bool(torch.as_tensor(value).isnan().all())
+
+
+def test_one_objective_has_no_conflict() -> None:
+    metric = ConflictRate()
+    metric.update(torch.ones(1, 1))
+    assert metric.compute() == 0
+
+
+def test_evenness_needs_weights() -> None:
+    with pytest.raises(ArgumentError, match="must get the weights of the update, got nothing"):
+        WeightEntropy().update()
