@@ -210,7 +210,8 @@ class Tape:
                 standing.passed(delivery)
                 return ledger
             if not bool(torch.isfinite(ledger.G).all()):
-                return ledger  # nothing can be compared: try again in the next step
+                # nothing can be compared: try again in the next step
+                return self._run(graph, known, plan, Collector) if collects else ledger
             wrong = self._certify(ledger, graph, plan)
             if not wrong:
                 standing.passed(delivery)
