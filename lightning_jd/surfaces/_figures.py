@@ -8,7 +8,7 @@ from typing import Any
 from lightning_jd.errors import MissingDependencyError
 from lightning_jd.metrics import ConflictSummary, PairwiseCosine, TaskWeights
 from lightning_jd.surfaces._observe import direction_of, tasks_of
-from lightning_jd.surfaces._session import Session
+from lightning_jd.surfaces._session import Pass
 
 
 class Figures:
@@ -28,14 +28,14 @@ class Figures:
         self._cosines: PairwiseCosine | None = None
         self._weights: TaskWeights | None = None
 
-    def add(self, session: Session) -> None:
-        """Add the last update."""
-        report = session.report
-        if report is None:
+    def add(self, update: Pass) -> None:
+        """Add an update."""
+        report = update.report
+        if not report.names:  # everything was left out
             return
         device = report.gramian.device
         self._summary.to(device).update(report.gramian, report.weights, update=direction_of(report))
-        if (tasks := tasks_of(session)) is None:
+        if (tasks := tasks_of(update)) is None:
             return
         if self._cosines is None or self._weights is None:
             self._cosines = PairwiseCosine(tasks.names, sync_on_compute=False).to(device)

@@ -10,7 +10,7 @@ import torch
 from lightning_jd.errors import ArgumentError
 from lightning_jd.surfaces._figures import Figures
 from lightning_jd.surfaces._observe import StepClock, is_due, steps_done, values_of
-from lightning_jd.surfaces._session import Session
+from lightning_jd.surfaces._session import Pass, Session
 
 PREFIX = "jd/"
 _IN_THE_BAR = ("similarity_to_mean", "conflict_rate", "violation_share")
@@ -78,9 +78,9 @@ class Monitor:
 
     def after_batch(self, trainer: Any, module: Any, session: Session) -> None:
         """Log the update of this batch, if there was one and it is its turn."""
-        report, updates = session.report, session.steps
-        fresh, self._seen = updates != self._seen, updates
-        if report is None or not fresh:
+        fresh, self._seen = session.steps != self._seen, session.steps
+        updates = session.passes()
+        if not updates or not fresh:
             return
         every = trainer.log_every_n_steps if self.every_n_steps is None else self.every_n_steps
         if not is_due(trainer, every):
@@ -88,10 +88,9 @@ class Monitor:
         values: dict[str, float] = {}
         if session.settings.nonfinite == "skip":
             values["skipped"] = float(session.skipped.total)
-        if report.names:  # else everything was left out
-            values |= self._clock.shares(report) | values_of(
-                session, report, per_group=self.per_group, stationarity=self.stationarity
-            )
+        for update in updates:
+            if update.report.names:  # else everything was left out
+                values |= self._values(update)
         if not values:
             return
         logged = {PREFIX + name: value for name, value in values.items()}
@@ -101,8 +100,21 @@ class Monitor:
         if self.progress_bar:
             shown = {PREFIX + name: values[name] for name in _IN_THE_BAR if name in values}
             module.log_dict(shown, prog_bar=True, logger=False, batch_size=1)
-        if self._figures is not None and report.names:
-            self._figures.add(session)
+        if self._figures is not None:
+            for update in updates:
+                self._figures.add(update)
+
+    def _values(self, update: Pass) -> dict[str, float]:
+        """What is logged of one update; its name is in the names."""
+        values = self._clock.shares(update.report) | values_of(
+            update, per_group=self.per_group, stationarity=self.stationarity
+        )
+        if not update.name:
+            return values
+        return {
+            name if f"/{update.name}/" in f"/{name}" else f"{update.name}/{name}": value
+            for name, value in values.items()
+        }
 
     def after_epoch(self, trainer: Any) -> None:
         """Give the figures to the loggers."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_jd.core import GroupReport, Report
 from lightning_jd.metrics import Direction, conflict_summary, gradient_norms
-from lightning_jd.surfaces._session import Session
+from lightning_jd.surfaces._session import Pass
 
 #: More tasks than this are not shown one by one: each would be a curve of its own.
 MOST_TASKS = 64
@@ -32,12 +32,18 @@ class Tasks(NamedTuple):
     losses: Tensor
 
 
-def tasks_of(session: Session) -> Tasks | None:
-    """The tasks of the last update; ``None`` if its objectives are instances, or far too many."""
-    report, seen = session.report, session.seen
-    if report is None or seen is None or seen.kind != "tasks" or len(report.names) > MOST_TASKS:
+def tasks_of(update: Pass) -> Tasks | None:
+    """The tasks of an update; ``None`` if its objectives are instances, or far too many."""
+    report, seen = update.report, update.seen
+    if seen.kind != "tasks" or len(report.names) > MOST_TASKS:
         return None
-    return Tasks(report.names, report.weights, seen.names, seen.values)
+    prefix = f"{update.name}/" if update.name else ""
+    return Tasks(
+        tuple(prefix + name for name in report.names),
+        report.weights,
+        tuple(prefix + name for name in seen.names),
+        seen.values,
+    )
 
 
 def direction_of(report: Report) -> Direction | None:
@@ -58,31 +64,30 @@ def _direction(group: GroupReport) -> Direction | None:
 
 
 def values_of(
-    session: Session, report: Report, *, per_group: bool = False, stationarity: bool = False
+    update: Pass, *, per_group: bool = False, stationarity: bool = False
 ) -> dict[str, float]:
-    """Everything that is logged of the last update, by name; one copy from the device.
+    """Everything that is logged of an update, by name; one copy from the device.
 
     Args:
-        session: The running fit.
-        report: Its last update.
+        update: The update.
         per_group: The metrics of each group of parameters too, if there are several.
         stationarity: The distance to weak stationarity too.
     """
+    report = update.report
     collected = _Collected()
     summary = conflict_summary(
         report.gramian, report.weights, update=direction_of(report), stationarity=stationarity
     )
     collected.add("", summary.names, summary.values)
-    if session.seen is not None:
-        collected.add("", ("mean_loss",), session.seen.shown.reshape(1))
-    if (tasks := tasks_of(session)) is not None:
+    collected.add("", ("mean_loss",), update.seen.shown.reshape(1))
+    if (tasks := tasks_of(update)) is not None:
         collected.add("weight/", tasks.names, tasks.weights)
         collected.add("norm/", tasks.names, gradient_norms(report.gramian))
         collected.add("loss/", tasks.loss_names, tasks.losses)
     if per_group and len(report.groups) > 1:
         for name, group in report.groups.items():
-            update = None if group.weights is not None else _direction(group)
-            summary = conflict_summary(group.gramian, group.weights, update=update)
+            direction = None if group.weights is not None else _direction(group)
+            summary = conflict_summary(group.gramian, group.weights, update=direction)
             collected.add(f"group/{name}/", summary.names, summary.values)
     return collected.to_dict()
 

@@ -65,6 +65,21 @@ class Seen(NamedTuple):
         return cls(objectives.kind, names, values, objectives.shown())
 
 
+class Pass(NamedTuple):
+    """One update of a batch; in manual optimization there may be several.
+
+    Attributes:
+        name: What to call it: the name that ``manual_backward`` was given, or the optimizer whose
+            parameters were differentiated, or its number. Empty if it is the only one.
+        report: What it was made of.
+        seen: Its losses on this process.
+    """
+
+    name: str
+    report: Report
+    seen: Seen
+
+
 class Session:
     """What one fit knows: the losses between two calls, rows of micro-batches, counters.
 
@@ -76,6 +91,7 @@ class Session:
     Attributes:
         report: What the last update was made of.
         seen: The losses of the last batch on this process.
+        updates: All updates of the last batch; see :meth:`passes`.
         batches: Training steps that Lightning did not skip.
         steps: Backward passes that were ours.
     """
@@ -86,6 +102,7 @@ class Session:
         self.settings = settings
         self.report: Report | None = None
         self.seen: Seen | None = None
+        self.updates: list[Pass] = []
         self.batches = 0
         self.steps = 0
         self.skipped = skipped
@@ -103,6 +120,7 @@ class Session:
     ) -> Any:
         """Take the place of ``strategy.training_step``, which is ``original``."""
         self._pending = None
+        self.updates = []
         eager = self._eager.around(strategy.lightning_module)
         listening = self._splitter.listening(strategy.lightning_module)
         held = first_reduction_held(strategy.model)
@@ -142,10 +160,12 @@ class Session:
                 objectives = objectives_of(losses, self.settings.rows)
         if objectives is None:
             self._got = "one scalar"
+            kwargs.pop("name", None)
             answer(strategy.root_device, scalar=True)
             return self._deliver(strategy, original, loss, optimizer, *args, **kwargs)
         self._eager.look(objectives)
         self.seen = Seen.of(objectives)
+        name = kwargs.pop("name", "")
         named = _parameters(module, args, kwargs)
         before, place = self.report, _place(module.trainer)
         try:
@@ -157,6 +177,8 @@ class Session:
         self.steps += 1
         if self.report is not None and self.report is not before:  # not in the middle of a step
             self.skipped.add(self.report, objectives.kind, place)
+            name = name or _optimizer_of(named, module.trainer)
+            self.updates.append(Pass(name, self.report, self.seen))
         if self.report is not None and self._announce is not None:
             self._introduce(self._announce, self.report, objectives.kind, named)
             self._announce = None  # once is enough
@@ -209,6 +231,16 @@ class Session:
             self._compared = step
             named = named_parameters_of(model.module)
             check_replicas([pair for pair in named if pair[0] not in model.parameters_to_ignore])
+
+    def passes(self) -> list[Pass]:
+        """The updates of the last batch, each with a name of its own if there are several."""
+        names = [update.name for update in self.updates]
+        if len(names) == 1 and names[0].startswith(_OPTIMIZER):
+            names = [""]
+        elif len(set(names)) < len(names) or "" in names[:-1] + names[1:]:
+            names = [f"backward_{i}" for i in range(len(names))]
+        found = zip(self.updates, names, strict=True)
+        return [update._replace(name=name) for update, name in found]
 
     def forget(self) -> None:
         """Let go of losses and rows, and with them of graphs; the counters and the report stay."""
@@ -290,6 +322,20 @@ def _way(path: str, kind: str) -> str:
     return "one pass per task" if kind == "tasks" and path in ("rows", "kernel") else path
 
 
+_OPTIMIZER = "optimizer_"
+
+
+def _optimizer_of(named: NamedParameters, trainer: Any) -> str:
+    """The only optimizer that updates some parameters; empty if there is none, or several."""
+    wanted = {id(tensor) for _, tensor in named}
+    if len(trainer.optimizers) == 1:
+        return f"{_OPTIMIZER}0"
+    for i, optimizer in enumerate(trainer.optimizers):
+        if wanted <= {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}:
+            return f"{_OPTIMIZER}{i}"
+    return ""
+
+
 def _place(trainer: Any) -> str:
     return f"batch {trainer.fit_loop.batch_idx} of epoch {trainer.current_epoch}"
 
@@ -298,8 +344,9 @@ def _parameters(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     """The parameters of the module, or those that ``manual_backward(..., inputs=...)`` asks for."""
     if args or kwargs.get("gradient") is not None or kwargs.get("create_graph"):
         raise ArgumentError(
-            "`manual_backward` of several losses must have no arguments but `retain_graph` and "
-            f"`inputs`, got {args} {kwargs}. Multiply the losses themselves by constant factors."
+            "`manual_backward` of several losses must have no arguments but `retain_graph`, "
+            f"`inputs` and `name`, got {args} {kwargs}. Multiply the losses themselves by constant "
+            "factors."
         )
     show_pieces(module)
     named = named_parameters_of(module)

@@ -67,6 +67,8 @@ class DescentCallback:
 
     Attributes:
         report: What the last update was made of (Gramian, weights, ...); ``None`` before.
+        reports: Those of all updates of the last batch, by name; there may be several in manual
+            optimization.
         skipped: The number of objectives that ``nonfinite="skip"`` has left out.
 
     Raises:
@@ -132,6 +134,15 @@ class DescentCallback:
     def report(self) -> Report | None:
         """What the last update was made of."""
         return None if self._session is None else self._session.report
+
+    @property
+    def reports(self) -> dict[str, Report]:
+        """The reports of all updates of the last batch; manual optimization may make several.
+
+        They go by the name that ``manual_backward`` was given, or by their optimizer, or by number.
+        """
+        updates = [] if self._session is None else self._session.passes()
+        return {update.name: update.report for update in updates}
 
     @property
     def skipped(self) -> int:

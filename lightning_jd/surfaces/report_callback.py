@@ -14,7 +14,7 @@ from lightning_jd.errors import ArgumentError, SetupError
 from lightning_jd.metrics import PairwiseCosine
 from lightning_jd.report import RUN_FILE, Cosines, Run, page
 from lightning_jd.surfaces._observe import StepClock, is_due, steps_done, tasks_of, values_of
-from lightning_jd.surfaces._session import Session
+from lightning_jd.surfaces._session import Pass, Session
 from lightning_jd.surfaces.callback import DescentCallback
 
 _SECONDS = 30.0  # between two pages while a run goes on
@@ -99,23 +99,29 @@ class ReportCallback:
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Record the update of this batch, if there was one and it is its turn."""
         session = self._session(trainer)
-        if session is None or session.report is None or session.steps == self._seen:
+        if session is None or session.steps == self._seen:
             return
         self._seen = session.steps
-        report = session.report
+        updates = [update for update in session.passes() if update.report.names]
         # Each of the first steps too, so that short runs are seen at all.
         every = 1 if steps_done(trainer) < self.every_n_steps else self.every_n_steps
-        if not report.names or not is_due(trainer, every):
+        if not is_due(trainer, every):
             return
-        shares = self._clock.shares(report)
-        values = values_of(session, report, stationarity=self.stationarity)
-        self._run.add(steps_done(trainer), shares | values)
-        if (tasks := tasks_of(session)) is not None:
-            if self._cosines is None:
-                self._cosines = PairwiseCosine(tasks.names, sync_on_compute=False)
-            elif not set(tasks.names) <= set(self._cosines.names):
-                self._cosines = self._cosines.extended(tasks.names)
-            self._cosines.to(report.gramian.device).update(report.gramian, tasks.names)
+        for update in updates:  # of several, the page shows the mean
+            shares = self._clock.shares(update.report)
+            values = values_of(update, stationarity=self.stationarity)
+            self._run.add(steps_done(trainer), shares | values)
+            self._add_cosines(update)
+
+    def _add_cosines(self, update: Pass) -> None:
+        if (tasks := tasks_of(update)) is None:
+            return
+        if self._cosines is None:
+            self._cosines = PairwiseCosine(tasks.names, sync_on_compute=False)
+        elif not set(tasks.names) <= set(self._cosines.names):
+            self._cosines = self._cosines.extended(tasks.names)
+        gramian = update.report.gramian
+        self._cosines.to(gramian.device).update(gramian, tasks.names)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the page, unless that was only just done."""

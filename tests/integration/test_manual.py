@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_jd.core import backward
 from lightning_jd.errors import ArgumentError
-from lightning_jd.surfaces import JacobianDescent
+from lightning_jd.surfaces import JacobianDescent, JDReport
 from tests.helpers.lightning import assert_same_weights, batches, fit, moved, network
 
 
@@ -133,5 +133,58 @@ def test_only_the_inputs_that_are_asked_for() -> None:
 
 @pytest.mark.parametrize("arguments", [{"gradient": torch.ones(4)}, {"create_graph": True}])
 def test_other_arguments_are_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match="no arguments but `retain_graph` and `inputs`"):
+    with pytest.raises(ArgumentError, match="no arguments but `retain_graph`, `inputs` and `name`"):
         fit(Calling(**arguments), callbacks=[JacobianDescent("upgrad")])
+
+
+class Named(Players):
+    """Says what each update is."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        first, second = self.optimizers()
+        for name, optimizer, losses in (
+            ("critic", first, self.critic_losses),
+            ("generator", second, self.generator_losses),
+        ):
+            optimizer.zero_grad()
+            self.manual_backward(losses(*batch), name=name)
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (Players(toggle=True), ("optimizer_0", "optimizer_1")),
+        (Players(toggle=False), ("backward_0", "backward_1")),
+        (Named(toggle=False), ("critic", "generator")),
+    ],
+)
+def test_every_update_of_a_batch_is_reported_and_logged(module: Any, names: Any) -> None:
+    callback = JacobianDescent("upgrad", log={"every_n_steps": 1})
+    page = JDReport("page", every_n_steps=1)
+    found = fit(module, callbacks=[callback, page]).callback_metrics
+    assert tuple(callback.reports) == names
+    assert callback.reports[names[0]].names == ("real", "fake")
+    assert callback.report is callback.reports[names[1]]
+    for name, tasks in zip(names, (("real", "fake"), ("0", "1")), strict=True):
+        assert f"jd/{name}/conflict_rate" in found
+        assert {f"jd/weight/{name}/{task}" for task in tasks} <= found.keys()
+    assert "jd/conflict_rate" not in found  # of which of them?
+    members = page.run.members("weight/")
+    assert {f"{names[0]}/real", f"{names[1]}/1"} <= members.keys()
+    assert page.run.cosines is not None
+    assert len(page.run.cosines.names) == 4
+
+
+def test_a_single_update_needs_no_name() -> None:
+    class Single(Players):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            optimizer, _ = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(self.critic_losses(*batch))
+            optimizer.step()
+
+    callback = JacobianDescent("upgrad", log={"every_n_steps": 1})
+    found = fit(Single(), callbacks=[callback]).callback_metrics
+    assert tuple(callback.reports) == ("",)
+    assert "jd/conflict_rate" in found
