@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_jd.core import Report, surrogate
+from lightning_jd.core import Report, Update, surrogate
 from lightning_jd.core._pool import Pool
 from lightning_jd.core._replicas import check_replicas
 from lightning_jd.core._roll_call import answer
@@ -39,6 +39,7 @@ from lightning_jd.surfaces._skipped import Skipped
 from lightning_jd.surfaces._splitter import Splitter
 from lightning_jd.surfaces._static_graph import first_reduction_held, start_first_reduction
 from lightning_jd.surfaces._step import Collected, begin, compute_step, delivery_to, finish
+from lightning_jd.surfaces._unreached import check_all_reached
 
 
 class Seen(NamedTuple):
@@ -266,6 +267,7 @@ class Session:
         update = compute_step(
             objectives, named, self.settings, scale, delivery, retain_graph=retain_graph
         )
+        self._check_all_reached(strategy, named, update)
         self.report = update.report
         scalar = update.surrogate()
         return scalar if pieces == 1 else scalar / pieces
@@ -289,9 +291,15 @@ class Session:
             return surrogate(loss, [torch.zeros((), requires_grad=True)], [torch.zeros(())])
         collected, self._collected = self._collected, None
         update = finish(collected, self.settings, scale, delivery_to(strategy.model))
+        self._check_all_reached(strategy, named, update)
         self.report = update.report
         # Lightning has divided the loss that it shows; these gradients are those of the step.
         return surrogate(loss, update.params, update.gradients)
+
+    def _check_all_reached(self, strategy: Any, named: NamedParameters, update: Update) -> None:
+        # In manual optimization, other losses of the batch may reach the rest.
+        if strategy.lightning_module.automatic_optimization:
+            check_all_reached(strategy.model, named, update, self.settings)
 
     def _mean(self, objectives: Objectives) -> Tensor:
         values = objectives.values()

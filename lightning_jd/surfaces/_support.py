@@ -22,8 +22,8 @@ REFUSED = {
 
 SHARED_IS_HIDDEN = (
     "params='shared' cannot work with `{}=True`, which hides what task reaches what parameter. "
-    "Leave it out (a parameter that the losses of one process do not reach gets its gradient from "
-    "the others), or give a name pattern as `params`."
+    "Give a name pattern as `params`; or leave the option out, if the losses of some process reach "
+    "every parameter in every batch (the others get its gradient)."
 )
 STATIC_ACCUMULATES = (
     "`static_graph=True` cannot work with gradients that are accumulated over several batches: it "

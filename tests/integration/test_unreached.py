@@ -1,0 +1,83 @@
+"""Parameters that no loss reaches, under DDP: named at once, with a remedy that works."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+
+from lightning_jd.errors import SetupError
+from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy
+from tests.helpers.halves import assert_same_bits
+from tests.helpers.lightning import Regression, batches, fit, moved, weights
+from tests.helpers.two_processes import run_in_two_processes
+
+DDP: dict[str, Any] = {"strategy": "ddp", "devices": 2, "max_epochs": 1}
+
+
+class Unused(Regression):
+    """Has a head that nobody uses."""
+
+    def __init__(self, form: Any) -> None:
+        super().__init__(form)
+        self.unused = nn.Linear(3, 2)
+
+
+class Absent(Regression):
+    """A task with a head of its own is absent everywhere in every second batch."""
+
+    def __init__(self) -> None:
+        super().__init__("tasks")
+        self.head = nn.Linear(3, 1)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        x, y = batch
+        out = self.net(x)
+        losses = dict(zip("ab", (out - y).square().mean(dim=0)[:2], strict=True))
+        if batch_idx % 2 == 0:
+            losses["late"] = self.head(out).square().mean()
+        return {"loss": losses}
+
+
+def work(rank: int, folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    unused = r"no loss of any process reaches 'unused\.weight', 'unused\.bias' in this batch\. Set"
+    for form, settings, arguments in (
+        ("tasks", {}, {}),
+        ("instances", {}, {}),
+        ("tasks", {"accumulation": "step"}, {"accumulate_grad_batches": 2}),
+    ):
+        callbacks = [JacobianDescent(**settings)]
+        with pytest.raises(SetupError, match=unused):
+            fit(Unused(form), batches(16, 2), callbacks=callbacks, **DDP, **arguments)
+    with pytest.raises(SetupError, match=unused):
+        fit(Unused("tasks"), batches(16, 2), **{**DDP, "strategy": JDDDPStrategy()})
+    # The remedies work.
+    finding = DDPStrategy(find_unused_parameters=True)
+    module = Unused("tasks")
+    fit(module, batches(16, 2), callbacks=[JacobianDescent()], **{**DDP, "strategy": finding})
+    assert moved(module.net, Regression().net)
+    assert_same_bits(weights(module))
+    frozen = Unused("tasks")
+    frozen.unused.requires_grad_(False)
+    fit(frozen, batches(16, 2), callbacks=[JacobianDescent()], **DDP)
+    # A task that is absent everywhere: the way out is named, and open.
+    shared = r"'head\.weight', .* name the shared parameters by a pattern, such as params='trunk"
+    with pytest.raises(SetupError, match=shared):
+        fit(Absent(), batches(16, 2), callbacks=[JacobianDescent(params="shared")], **DDP)
+    hidden = {**DDP, "strategy": DDPStrategy(find_unused_parameters=True)}
+    with pytest.raises(SetupError, match="Give a name pattern as `params`; or leave the option"):
+        fit(Absent(), batches(16, 2), callbacks=[JacobianDescent(params="shared")], **hidden)
+    torch.manual_seed(0)
+    module = Absent()
+    open_way = {**DDP, "strategy": DDPStrategy(find_unused_parameters=True)}
+    fit(module, batches(16, 2), callbacks=[JacobianDescent(params="net.*")], **open_way)
+    assert_same_bits(weights(module))
+
+
+@pytest.mark.slow
+def test_parameters_that_no_loss_reaches(tmp_path: Path) -> None:
+    run_in_two_processes(work, tmp_path)
