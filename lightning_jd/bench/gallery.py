@@ -97,6 +97,7 @@ def measure(name: str, repeats: int, clock: Clock) -> dict[str, Value]:
         if name == COMPILED:
             return _compiled(repeats, clock)
         case = GALLERY[name]
+        case.check_installed()
         row: dict[str, Value] = {"model": name, "m": case.instances}
         try:
             return row | _errors(case) | _slow(case) | _timed(case, repeats, clock)

@@ -5,11 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import (
-    EMAWeightAveraging,
-    GradientAccumulationScheduler,
-    StochasticWeightAveraging,
-)
+from lightning.pytorch import callbacks
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -155,7 +152,6 @@ FEATURES = {
             "max_epochs": 3,
         }
     ),
-    "exponential moving average": Feature(lambda: {"callbacks": [EMAWeightAveraging(decay=0.9)]}),
     "anomaly detection": Feature(lambda: {"detect_anomaly": True}),
     "profiler": Feature(lambda: {"profiler": "simple"}),
     "overfit batches": Feature(lambda: {"overfit_batches": 2}),
@@ -179,3 +175,8 @@ FEATURES = {
         module=lambda form: Regression(form, net=_convolutional())
     ),
 }
+
+if hasattr(callbacks, "EMAWeightAveraging"):  # Lightning 2.6 and later
+    FEATURES["exponential moving average"] = Feature(
+        lambda: {"callbacks": [callbacks.EMAWeightAveraging(decay=0.9)]}
+    )

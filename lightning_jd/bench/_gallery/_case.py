@@ -96,14 +96,25 @@ class GalleryCase:
         """The packages that it needs and that are not installed."""
         return [name for name in self.requires if importlib.util.find_spec(name) is None]
 
-    def specimen(self, instances: int | None = None) -> Specimen:
-        """Build it from seed 0, which is not left behind.
+    def check_installed(self) -> None:
+        """Make sure that it can be built.
 
         Raises:
             MissingDependencyError: If a package is missing.
         """
         if missing := self.missing():
             raise MissingDependencyError.of(f"The model {self.name}", missing[0], "gallery")
+
+    def specimen(self, instances: int | None = None) -> Specimen:
+        """Build it from seed 0, which is not left behind.
+
+        Args:
+            instances: The number of instances in a batch, if not that of the benchmark.
+
+        Raises:
+            MissingDependencyError: If a package is missing.
+        """
+        self.check_installed()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return self.build(instances or self.instances)
