@@ -109,5 +109,9 @@ def read_ahead(wanted: Iterable[tuple[int, Node, Sequence[str]]]) -> dict[int, d
 
 
 def is_hooked(node: Node, name: str) -> bool:
-    """Whether a saved tensor is recomputed or loaded when it is looked at."""
-    return getattr(getattr(node, "_raw_saved_" + name, None), "unpack_hook", None) is not None
+    """Whether a saved tensor is recomputed or loaded when it is looked at.
+
+    Before torch 2.13 nothing tells; then every saved tensor is taken for one that may be.
+    """
+    saved = getattr(node, "_raw_saved_" + name, None)
+    return saved is not None and getattr(saved, "unpack_hook", saved) is not None
