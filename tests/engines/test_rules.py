@@ -52,6 +52,7 @@ def test_only_the_last_state_matters() -> None:
     assert set(tape.paths.values()) == {"rule MkldnnRnnLayerBackward0"}
 
 
+@pytest.mark.skipif(not hasattr(nn.functional, "grouped_mm"), reason="needs a later torch")
 @pytest.mark.parametrize("memory", ["fast", "low"])
 def test_experts_in_one_product(memory: str) -> None:
     torch.manual_seed(0)
