@@ -10,8 +10,11 @@ import torch
 _PACKAGES = ("lightning-jd", "torch", "numpy", "lightning", "torchjd", "qpsolvers", "quadprog")
 
 
-def environment() -> dict[str, str | int]:
+def environment(*packages: str) -> dict[str, str | int]:
     """Versions, processor and number of threads, to be stored beside every measurement.
+
+    Args:
+        packages: Those whose version matters besides the usual ones.
 
     Example:
         >>> sorted(environment())[:3]
@@ -26,7 +29,7 @@ def environment() -> dict[str, str | int]:
     }
     if torch.cuda.is_available():
         found["accelerator"] = torch.cuda.get_device_name()
-    return found | {package: _version(package) for package in _PACKAGES}
+    return found | {package: _version(package) for package in (*_PACKAGES, *packages)}
 
 
 def _version(package: str) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from lightning_jd.bench._clock import interleaved, ratio
 from lightning_jd.bench._console import console, progress_bar
+from lightning_jd.bench._environment import environment
 from lightning_jd.bench._gallery import GALLERY, GalleryCase
 from lightning_jd.bench._gallery._compiled import compiled_ratio
 from lightning_jd.bench._gallery._steps import (
@@ -203,4 +204,5 @@ def _report(rows: dict[str, dict[str, Value]], clock: Clock, missing: list[str])
         notes.append(f"Not installed: {', '.join(missing)}.")
     brief = {key: _COLUMNS[key] for key in _BRIEF}
     title = "Models that others wrote"
-    return Report("gallery", title, _COLUMNS, lines, tuple(notes), brief=brief)
+    measured_on = environment(*sorted({p for case in GALLERY.values() for p in case.requires}))
+    return Report("gallery", title, _COLUMNS, lines, tuple(notes), measured_on, brief)

@@ -1,5 +1,7 @@
 """Models that others wrote, against one ordinary backward pass per loss."""
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor
@@ -24,7 +26,7 @@ FLOAT64 = 1e-10
 #: Where a model casts to float32 inside, an ordinary backward differs as much from the rows.
 CAST = 1e-6
 #: Rounding that is allowed beyond twice that of rows in the same precision.
-FLOOR = {torch.float32: 2e-6, torch.bfloat16: 2e-3}
+FLOOR = {torch.float32: 5e-6, torch.bfloat16: 2e-3}
 LARGE = ["gcn", "gin", "molecules", "sparse-experts"]  # owners travel with indices
 
 
@@ -37,6 +39,8 @@ def available(name: str) -> GalleryCase:
     case = GALLERY[name]
     if missing := case.missing():
         pytest.skip(f"needs {', '.join(missing)}: pip install 'lightning-jd[gallery]'")
+    if case.mixes:
+        warnings.filterwarnings("ignore", "One backward pass per instance", RuntimeWarning)
     return case
 
 
