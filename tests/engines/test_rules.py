@@ -121,3 +121,24 @@ def test_the_adjoint_of_an_ordinary_differential_equation() -> None:
     tape = Tape(Objectives.of(end.square().sum(dim=1)), list(field.named_parameters()))
     check_tape(end.square().sum(dim=1), list(field.named_parameters()), "fast", 1e-9)
     assert tape.gramian().shape == (6, 6)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("is_sorted", [False, True])
+@pytest.mark.parametrize("width", [3, 200])  # products of gradients, and kernels
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_instances_of_many_sizes(memory: str, width: int, is_sorted: bool, is_tied: bool) -> None:
+    torch.manual_seed(0)
+    owner = torch.randint(5, (40,))
+    owner[:7] = -1  # slices that no loss depends on
+    owner = owner.sort().values if is_sorted else owner[torch.randperm(40)]
+    inner = nn.Linear(width, width, dtype=torch.float64)
+    outer = inner if is_tied else nn.Linear(width, width, bias=False, dtype=torch.float64)
+    h = torch.tanh(inner(torch.randn(40, width, dtype=torch.float64)))
+    each = outer(h).square().mean(dim=1)
+    losses = torch.zeros(6, dtype=torch.float64).index_add(0, owner % 6, each)[:5]
+    named = list(nn.ModuleList([inner, outer]).named_parameters())
+    tape = check_tape(losses, named, memory, 1e-10)
+    assert all(path.startswith("rule") for path in tape.paths.values())
+    blocks = Tape(Objectives.of(losses), named).jacobian()
+    torch.testing.assert_close(blocks @ blocks.T, tape.gramian())

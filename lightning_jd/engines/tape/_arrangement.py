@@ -58,6 +58,25 @@ class Arrangement:
             rows = rows * self._mask(x.device)[(..., *[None] * (rows.ndim - 2))]
         return rows
 
+    @property
+    def is_ragged(self) -> bool:
+        """Whether there are several slices per owner, in no regular pattern."""
+        return self.regular is None and len(self.ids) >= 4 * self.m
+
+    @cached_property
+    def bounds(self) -> list[tuple[int, int]]:
+        """Where the slices of each owner begin and end in :meth:`sorted`."""
+        counts = np.bincount(self.ids[self.ids != NOBODY], minlength=self.m)
+        ends = np.cumsum(counts) + int((self.ids == NOBODY).sum())
+        return list(zip((ends - counts).tolist(), ends.tolist(), strict=True))
+
+    def sorted(self, x: Tensor) -> Tensor:
+        """The slices of ``x`` one after the other, those of nobody first."""
+        if (np.diff(self.ids) >= 0).all():
+            return x.movedim(self.axis, 0)
+        order = torch.as_tensor(np.argsort(self.ids, kind="stable"), device=x.device)
+        return x.index_select(self.axis, order).movedim(self.axis, 0)
+
     def weights(self, w: Tensor) -> Tensor:
         """The weight of the owner of each slice, zero for nobody, one entry per slice."""
         if self.regular is not None:

@@ -209,12 +209,12 @@ class Tape:
             if not is_due:
                 standing.passed(delivery)
                 return ledger
-            if not bool(torch.isfinite(ledger.G).all()):
-                # nothing can be compared: try again in the next step
-                return self._run(graph, known, plan, Collector) if collects else ledger
-            wrong = self._certify(ledger, graph, plan)
+            # Where something is not finite, nothing can be compared: try again in the next step.
+            is_finite = bool(torch.isfinite(ledger.G).all())
+            wrong = self._certify(ledger, graph, plan) if is_finite else []
             if not wrong:
-                standing.passed(delivery)
+                if is_finite:
+                    standing.passed(delivery)
                 ledger.shares.clear()
                 return self._run(graph, known, plan, Collector) if collects else ledger
             complain(wrong, [name for name, _ in self.named], raises=self._check == "raise")

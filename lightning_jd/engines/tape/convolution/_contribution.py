@@ -28,6 +28,7 @@ _BY_ROWS: dict[str, _variants.Variant] = {
     "one by one": _variants.one_by_one,
     "as groups": _variants.as_groups,
     "depthwise": _variants.depthwise,
+    "by shifts": _variants.by_shifts,
     "patches by channel": _variants.patches_by_channel,
     "patches by pixel": _variants.patches_by_pixel,
 }
@@ -128,6 +129,8 @@ class ConvolutionWeight(Contribution):
             names.append("patches by pixel" if geometry.groups == 1 else "patches by channel")
             if geometry.kernel[1] == 1 and 1 < geometry.kernel[0] // geometry.groups <= 4:
                 names.append("depthwise")
+            if geometry.kernel[1] == 1 and geometry.kernel[0] == geometry.groups:
+                names.append("by shifts")
         else:
             names.append("one by one")
         return names

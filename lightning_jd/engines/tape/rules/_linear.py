@@ -13,6 +13,7 @@ from lightning_jd.engines.tape._matrices import Matrices
 from lightning_jd.engines.tape._outer_product import OuterProduct
 from lightning_jd.engines.tape._owners import Owners
 from lightning_jd.engines.tape._placement import Placement
+from lightning_jd.engines.tape._ragged_product import RaggedProduct
 from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
 
 
@@ -33,6 +34,10 @@ def mm_right(site: Site) -> Contribution:
 def _rows_meet_rows(site: Site, factor: str, alpha: float = 1) -> Contribution:
     if site.owners.axis != 0:
         raise NotApplicableError
+    if site.owners.is_ragged:
+        x = site.saved(factor).to(site.dtype)
+        x = x if alpha == 1 else alpha * x
+        return RaggedProduct(x, site.cotangent.to(site.dtype), site.owners, *site.placements)
     A = site.split(site.saved(factor))
     A = A if alpha == 1 else alpha * A
     return OuterProduct(A, site.split_cotangent(), *site.placements, cotangents_first=False)
