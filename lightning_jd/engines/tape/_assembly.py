@@ -50,8 +50,11 @@ class Assembly:
 
     def _settle(self, uses: Sequence[list[Contribution]]) -> None:
         if all(len(parts) == 1 for parts in uses):
-            self._ledger.add(merge([parts[0] for parts in uses]))
-            return
+            first, *others = [parts[0] for parts in uses]
+            together = first.merged(others) if others else first
+            if together is not None:
+                self._ledger.add(together)
+                return
         by_parameter: dict[int, list[Contribution]] = {}
         for parts in uses:
             for part in parts:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -11,6 +13,7 @@ from typing_extensions import override
 from lightning_jd.engines.tape._arrangement import Arrangement
 from lightning_jd.engines.tape._contribution import Contribution, Rows, products
 from lightning_jd.engines.tape._outer_product import CHUNK_BYTES, OuterProduct
+from lightning_jd.engines.tape._owners import Owners
 from lightning_jd.engines.tape._placement import Placement
 
 
@@ -107,6 +110,23 @@ class RaggedProduct(Contribution):
             ids = torch.as_tensor(self.owners.ids, device=self.D.device) % len(summed)
             biases = [Rows(summed.index_add_(0, ids, self.D)[:-1], bias[0])]
         return [RaggedProduct(self.A, self.D, self.owners, placement), *biases]
+
+    @override
+    def merged(self, others: Sequence[Contribution]) -> Contribution | None:
+        parts = [self]
+        for part in others:
+            if not isinstance(part, RaggedProduct) or part.placements != self.placements:
+                return None
+            parts.append(part)
+        if any(part.placements[0].where is not None for part in parts):
+            return None
+        ids = np.concatenate([part.owners.ids for part in parts])
+        return RaggedProduct(
+            torch.cat([part.A for part in parts]),
+            torch.cat([part.D for part in parts]),
+            Arrangement(Owners(0, ids), self.owners.m),
+            *self.placements,
+        )
 
     def padded(self) -> OuterProduct:
         """The same with as many slices for every objective, shape (m, T, ...)."""
