@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from lightning_jd.engines._hooks import hook_count
 from lightning_jd.engines.tape._differentiate import gradients_of
+from lightning_jd.engines.tape._facts import is_hooked
 from lightning_jd.engines.tape._graph import Edge, Graph
 
 Cotangents = tuple[Tensor | None, ...]
@@ -106,12 +107,3 @@ def read_ahead(wanted: Iterable[tuple[int, Node, Sequence[str]]]) -> dict[int, d
             end.grad_fn.register_prehook(read)
         torch.autograd.grad(end, seed)
     return found
-
-
-def is_hooked(node: Node, name: str) -> bool:
-    """Whether a saved tensor is recomputed or loaded when it is looked at.
-
-    Before torch 2.13 nothing tells; then every saved tensor is taken for one that may be.
-    """
-    saved = getattr(node, "_raw_saved_" + name, None)
-    return saved is not None and getattr(saved, "unpack_hook", saved) is not None

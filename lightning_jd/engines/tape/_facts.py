@@ -46,7 +46,7 @@ def read_indices(node: Node) -> Hashable:
     A mask has the rank -1 - d, where d is the number of axes that it covers. There are no facts of
     indices that would have to be recomputed or loaded.
     """
-    if _is_packed(node._raw_saved_indices):  # type: ignore[attr-defined]
+    if is_hooked(node, "indices"):
         return None
     ranks: list[int | None] = []
     for index in node._saved_indices:  # type: ignore[attr-defined]
@@ -115,7 +115,7 @@ def _index_values(node: Node) -> tuple[Ids, ...] | None:
             break
     else:
         return None
-    if _is_packed(getattr(node, "_raw_saved_" + name)):
+    if is_hooked(node, name):
         return None
     saved = getattr(node, "_saved_" + name)
     arrays: list[Ids] = []
@@ -134,13 +134,18 @@ def _index_values(node: Node) -> tuple[Ids, ...] | None:
     return tuple(arrays)
 
 
-def is_packed(node: Node) -> bool:
-    """Whether some saved tensor of a node is recomputed or loaded when it is looked at."""
-    names = [name for name in dir(node) if name.startswith("_raw_saved_")]
-    return any(_is_packed(getattr(node, name)) for name in names)
+def is_hooked(node: Node, name: str) -> bool:
+    """Whether a saved tensor, or one of several, is recomputed or loaded when it is looked at.
 
-
-def _is_packed(raw: Any) -> bool:
-    """Whether a hook has to be asked for a saved tensor, or for one of several."""
+    Before torch 2.13 nothing tells; then every saved tensor is taken for one that may be.
+    """
+    raw = getattr(node, "_raw_saved_" + name, None)
     several = raw if isinstance(raw, tuple) else (raw,)
-    return any(getattr(one, "unpack_hook", None) is not None for one in several)
+    return any(one is not None and getattr(one, "unpack_hook", one) is not None for one in several)
+
+
+def any_hooked(node: Node) -> bool:
+    """Whether some saved tensor of a node is recomputed or loaded when it is looked at."""
+    prefix = "_raw_saved_"
+    names = [name[len(prefix) :] for name in dir(node) if name.startswith(prefix)]
+    return any(is_hooked(node, name) for name in names)

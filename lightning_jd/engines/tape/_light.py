@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from lightning_jd.engines.tape._backward_pass import is_hooked
+from lightning_jd.engines.tape._facts import is_hooked
 from lightning_jd.engines.tape._graph import Graph
 from lightning_jd.engines.tape._plan import Plan
 from lightning_jd.engines.tape.rules import saved_names_of

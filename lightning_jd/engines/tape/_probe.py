@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from lightning_jd.engines.tape._differentiate import gradients_of
-from lightning_jd.engines.tape._facts import is_packed
+from lightning_jd.engines.tape._facts import any_hooked
 from lightning_jd.engines.tape._graph import Edge, Graph, local_vjp, types_in
 from lightning_jd.engines.tape._owners import NOBODY, Ids, Owners, Shape
 
@@ -99,7 +99,7 @@ class Probe:
             cannot be differentiated alone.
         """
         described = self._graph.nodes[node]
-        if is_packed(described):
+        if any_hooked(described):
             return None  # saved tensors that are recomputed are given out once per pass
         passes = [
             local_vjp(described, _cotangents(described, owners, exponents))
