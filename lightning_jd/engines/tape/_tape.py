@@ -204,6 +204,7 @@ class Tape:
             is_due = self._check == "always" or standing.is_due(delivery, self._check_every)
             is_due = is_due and self._check != "off"
             if collects and not is_due:
+                standing.passed(delivery)
                 return self._run(graph, known, plan, Collector)
             ledger = self._run(graph, known, plan, frees=frees, notes=is_due)
             if not is_due:
