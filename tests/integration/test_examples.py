@@ -3,6 +3,7 @@
 import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,17 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_example_with_a_foreign_module(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # libraries warn about one another when they are imported
+        pytest.importorskip("pytorch_forecasting", exc_type=ImportError)
+        runpy.run_path(str(EXAMPLES / "forecasting.py"), run_name="__main__")
+    assert "UPGrad: 0.0% of the targets harmed" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from torch import Tensor
 from lightning_jd.engines.split._region import LEAF, Place, inputs_of, operation, root_of, shape_at
 
 
-def drawing_of(loss: Tensor, depth: int = 4, width: int = 6) -> str:
+def drawing_of(loss: Tensor, depth: int = 6, width: int = 4) -> str:
     """Draw the operations that a loss was computed by last.
 
     Args:

@@ -15,11 +15,13 @@ from torch.autograd.graph import Node
 
 from lightning_jd.engines.split._linear import COPIES, is_linear
 from lightning_jd.engines.split._reductions import (
+    ALONG_DIMENSION,
     BY_ENTRY,
     CHOICES,
     LOSSES,
     REDUCTIONS,
     examples_at,
+    is_along_examples,
     layout_of,
     reduces_examples,
     sums_dimension_0,
@@ -162,6 +164,8 @@ class _Shares:
         if name in BY_ENTRY and keeps_examples:
             return
         if (name in REDUCTIONS or name in COPIES) and keeps_examples:
+            return
+        if name in ALONG_DIMENSION and keeps_examples and not is_along_examples(node):
             return
         if name in ("NllLoss", "NllLoss2D") and keeps_examples:
             return

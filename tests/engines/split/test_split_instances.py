@@ -82,6 +82,11 @@ def entropies(out: Tensor) -> Tensor:
     return F.cross_entropy(out, Y, reduction="none")
 
 
+def quantile(out: Tensor, i: int) -> Tensor:
+    error = T[:, 0] - out[..., i]
+    return torch.max(0.2 * (i - C) * error, 0.2 * i * error)
+
+
 #: Sums and means by hand, and the vector that they are those of.
 BY_HAND: dict[str, tuple[Losses, Losses]] = {
     "mean": (lambda o: entropies(o).mean(), entropies),
@@ -139,6 +144,14 @@ BY_HAND: dict[str, tuple[Losses, Losses]] = {
     "focal": (
         lambda o: ((1 - (-entropies(o)).exp()) ** 2 * entropies(o)).mean(),
         lambda o: (1 - (-entropies(o)).exp()) ** 2 * entropies(o),
+    ),
+    "quantiles, joined": (
+        lambda o: torch.cat([quantile(o, i).unsqueeze(1) for i in range(C)], dim=1).mean(),
+        lambda o: torch.stack([quantile(o, i) for i in range(C)], dim=1).mean(dim=1),
+    ),
+    "stacked along a new dimension": (
+        lambda o: torch.stack([squares(o), squares(o).sqrt()], dim=2).sum(dim=2).mean(),
+        lambda o: (squares(o) + squares(o).sqrt()).mean(dim=1),
     ),
     "flattened": (
         lambda o: F.mse_loss(o.reshape(-1), T.reshape(-1)),
