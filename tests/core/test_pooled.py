@@ -59,6 +59,34 @@ class Attention(nn.Module):
         return self.out(self.tied(h).mean(dim=1))
 
 
+class Ragged(nn.Module):
+    """Instances of three to seven parts in one list, as the nodes of graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        counts = 3 + (x[:, 0] * 100).long().remainder(5)
+        owner = torch.arange(len(x)).repeat_interleave(counts)
+        parts = x[owner] + torch.linspace(0, 1, len(owner), dtype=x.dtype).unsqueeze(1)
+        h = self.part(parts).tanh()
+        return self.out(torch.zeros_like(x).index_add(0, owner, h))
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.modes = nn.Parameter(torch.randn(4, 3, dtype=torch.complex128))
+        self.out = nn.Linear(3, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((torch.fft.rfft(x, dim=1) @ self.modes).abs())
+
+    def to(self, *args: Any, **kwargs: Any) -> "Complex":
+        return self  # torch would discard the imaginary part
+
+
 class Heads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -135,6 +163,11 @@ CASES = {
     "wide convolutions, matrix": Case(wide_convolutional, matrix, delivery=AVERAGED),
     "attention": Case(Attention, instances),
     "attention, low memory": Case(Attention, instances, memory="low"),
+    "ragged": Case(Ragged, instances),
+    "ragged, matrix": Case(Ragged, matrix, delivery=AVERAGED, bucket=200),
+    "complex": Case(Complex, instances),
+    "complex, kept": Case(Complex, instances, keeps=True, delivery=AVERAGED),
+    "complex, tasks, graddrop": Case(Complex, tasks, aggregator="graddrop"),
     "matrix": Case(mlp, matrix),
     "matrix, some parameters": Case(mlp, matrix, select="0.*"),
     "matrix, kept": Case(convolutional, matrix, keeps=True),
@@ -207,9 +240,10 @@ def expected_of(case: Case, objectives: Objectives, named: NamedParameters) -> E
         J = jacobian(objectives, part, chunk=1).double()
         G += J @ J.T
         direction = aggregator(J)
-        for (name, tensor), piece in zip(
-            part, direction.split([tensor.numel() for _, tensor in part]), strict=True
-        ):
+        sizes = [tensor.numel() * (2 if tensor.is_complex() else 1) for _, tensor in part]
+        for (name, tensor), piece in zip(part, direction.split(sizes), strict=True):
+            if tensor.is_complex():
+                piece = torch.complex(*piece.view(-1, 2).unbind(1))
             found[name] = piece.view(tensor.shape)
     if selection.plain:
         mean = case.losses is not tasks and case.losses not in (missing, exclusive)
@@ -279,7 +313,7 @@ def check(name: str, case: Case, rank: int, processes: int) -> None:
     if case.delivery.everywhere:
         assert delivered.keys() == expected.gradients.keys(), told("parameters")
     for parameter, g in expected.gradients.items():
-        own = delivered.get(parameter, torch.zeros_like(g)).double()
+        own = delivered.get(parameter, torch.zeros_like(g)).to(g.dtype)
         if case.delivery != COMPLETE:  # the mean that comes afterwards
             own = Pool().sum(own, "test") / processes
         assert_close(own, g, **close, msg=told)
