@@ -158,3 +158,80 @@ def test_the_gramian_is_as_exact_as_rows(
         exact = J
     noise = error(J @ J.T, exact @ exact.T)
     assert error(G, exact @ exact.T) <= max(2 * noise, 20 * torch.finfo(G.dtype).eps)
+
+
+class OfSign(torch.autograd.Function):
+    """Its gradient has no scale, so no experiment with scales can tell whose it is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, D: Tensor) -> Tensor:
+        return D.sign()
+
+
+class Reversed(torch.autograd.Function):
+    """An operation that nobody knows: the instances come back in another order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.flip(0)
+
+    @staticmethod
+    def backward(ctx: Any, D: Tensor) -> Tensor:
+        return D.flip(0)
+
+
+@pytest.mark.parametrize(
+    ("function", "path"), [(OfSign, "rows"), (Reversed, "rule AddmmBackward0")]
+)
+def test_unknown_functions_are_tried_out(
+    function: type[torch.autograd.Function], path: str
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(D, 3).double()
+    losses = function.apply(model(torch.randn(100, D).double())).square().sum(dim=1)
+    tape = Tape(Objectives.of(losses), list(model.named_parameters()), check="off")
+    G = tape.gramian()
+    assert set(tape.paths.values()) == {path}
+    J = torch.stack(
+        [
+            torch.cat(
+                [
+                    g.flatten()
+                    for g in torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+                ]
+            )
+            for loss in losses
+        ]
+    )
+    torch.testing.assert_close(G, J @ J.T)
+
+
+@pytest.mark.parametrize("m", [40, 130])
+def test_owners_may_mix_from_one_step_to_the_next(m: int) -> None:
+    """What held in one step is not believed in the next."""
+    torch.manual_seed(0)
+    model = nn.Linear(D, 3).double()
+    x = torch.randn(m, D).double()
+
+    class Sometimes(torch.autograd.Function):
+        mixes = False
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, D: Tensor) -> Tensor:
+            mixed = D.clone()
+            mixed[0] += 1e-9 * D[1]
+            return mixed if Sometimes.mixes else D
+
+    for Sometimes.mixes in (False, True, False):
+        losses = Sometimes.apply(model(x)).square().sum(dim=1)
+        tape = Tape(Objectives.of(losses), list(model.named_parameters()), check="off")
+        tape.gramian()
+        assert set(tape.paths.values()) == {"rows" if Sometimes.mixes else "rule AddmmBackward0"}

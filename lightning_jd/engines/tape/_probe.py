@@ -39,7 +39,7 @@ class _Alphabet:
     """Exponents that a type has room for, and what rounding does to them.
 
     Attributes:
-        base: How many exponents there are.
+        base: How many exponents there are; zero is left out.
         lowest: The smallest.
         floor: Differences up to here are the loss of bits below the smallest normal number.
         quiet: A slice of which no entry is larger counts as zero: a few such bits are all it has,
@@ -180,10 +180,11 @@ class _Code:
         digits = 1
         while alphabet.base**digits < m:
             digits += 1
-        self.exponents: list[Ids] = [
-            self._numbers // alphabet.base**digit % alphabet.base + alphabet.lowest
-            for digit in range(digits)
-        ]
+        self.exponents: list[Ids] = []
+        for digit in range(digits):
+            exponents = self._numbers // alphabet.base**digit % alphabet.base + alphabet.lowest
+            # Zero is none of them: what does not depend on the scale at all (a sign) has no owner.
+            self.exponents.append(exponents + (exponents >= 0))
 
     def owners(self, plain: Tensor | None, *coded: Tensor | None) -> Owners | None:
         """Whoever owns the slices of a tensor, along the first axis that tells them apart.
@@ -239,8 +240,8 @@ class _Code:
             torch.addcmul(others, lines, power.unsqueeze(1), value=-1, out=sizes)
             off = sizes.abs_().amax(dim=1)
             allowed = self._rounding * largest * power + alphabet.floor * power.clamp(min=1)
-            place = exponent.long() - alphabet.lowest
-            is_digit = (place >= 0) & (place < alphabet.base)
+            place = exponent.long() - alphabet.lowest - (exponent > 0).long()
+            is_digit = (place >= 0) & (place < alphabet.base) & (exponent != 0)
             # two losses that cancel are quiet in the pass without codes only
             fine &= torch.where(quiet, off <= loud, (off <= allowed) & is_digit)
             number += place.clamp(0, alphabet.base - 1) * alphabet.base**digit
