@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -100,13 +100,8 @@ class Evidence:
             return None
         self.probe(questions.probed)
         probed = _digest([self.probed[edge] for edge in sorted(questions.probed)])
-        crossed = [self.below(node, at) for node, at in sorted_items(questions.crossed)]
+        crossed = [self.below(node, questions.crossed[node]) for node in sorted(questions.crossed)]
         return self.indices.digest(questions.read), probed, tuple(map(_digest, crossed))
-
-
-def sorted_items(crossed: Mapping[int, Crossed]) -> list[tuple[int, Crossed]]:
-    """By the number of the operation."""
-    return [(node, crossed[node]) for node in sorted(crossed)]
 
 
 def _has_gaps(owners: Owners | None) -> bool:
