@@ -35,6 +35,7 @@ COMMANDS: Commands = {
             "fit": "lightning_jd.bench.fit:fit",
             "metrics": "lightning_jd.bench.metrics:metrics",
             "gallery": "lightning_jd.bench.gallery:gallery",
+            "methods": "lightning_jd.bench.methods:methods",
             "ddp": "lightning_jd.bench.ddp:ddp",
         },
     ),

@@ -58,3 +58,25 @@ def checked_integer(name: str, value: int, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ArgumentError(f"`{name}` must be an integer of at least {least}, got {value!r}.")
     return value
+
+
+def positive(name: str, value: float) -> float:
+    """Return ``value`` as a float, or raise unless it is positive and finite."""
+    if not 0 < value < math.inf:
+        raise ArgumentError(f"`{name}` must be positive and finite, got {value}.")
+    return float(value)
+
+
+def not_negative(name: str, value: float) -> float:
+    """Return ``value`` as a float, or raise unless it is at least 0 and finite."""
+    if not 0 <= value < math.inf:
+        raise ArgumentError(f"`{name}` must be at least 0 and finite, got {value}.")
+    return float(value)
+
+
+def share(name: str, value: float, *, below_one: bool = False) -> float:
+    """Return ``value`` as a float, or raise unless it is from 0 to 1 (or less than 1)."""
+    if not 0 <= value <= 1 or (below_one and value == 1):
+        must = "at least 0 and less than 1" if below_one else "from 0 to 1"
+        raise ArgumentError(f"`{name}` must be {must}, got {value}.")
+    return float(value)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightning_jd.aggregators._step import Step
 from lightning_jd.errors import ShapeError
 from lightning_jd.linalg import check_finite, check_matrix, check_semidefinite, check_square
 
@@ -30,16 +31,23 @@ class Property(Enum):
     r""":math:`\mathcal A(P J) = \mathcal A(J)` for every permutation :math:`P` of the rows."""
 
 
-class Aggregator(nn.Module, ABC):
-    """Maps a Jacobian ``(m, n)``, one row per objective, to one direction ``(n,)``.
+class Method(nn.Module, ABC):
+    """What turns several losses into one update: an :class:`Aggregator` or a :class:`Balancer`.
 
-    A subclass defines :meth:`aggregate`, and claims its ``properties``. Arguments of the
-    constructor are numbers, strings or sequences, kept under the same name. The decorator
-    :func:`~lightning_jd.aggregators.register` gives it a ``name`` by which it can be chosen.
+    Arguments of the constructor are numbers, strings or sequences, kept under the same name. The
+    decorator :func:`~lightning_jd.aggregators.register` gives it a ``name`` by which it can be
+    chosen.
+
+    Attributes:
+        name: By which it can be chosen; empty if it is not registered.
+        uses_values: Whether it reads the losses, and not only their gradients.
+        halves: Whether it needs two independent samples of every task, see
+            :class:`~lightning_jd.aggregators._halves.Halves`.
     """
 
     name: ClassVar[str] = ""
-    properties: ClassVar[frozenset[Property]] = frozenset()
+    uses_values: ClassVar[bool] = False
+    halves: ClassVar[bool] = False
     #: Whether it asks code that is not ours, whose answers are always looked at.
     is_foreign: ClassVar[bool] = False
 
@@ -48,9 +56,41 @@ class Aggregator(nn.Module, ABC):
         """What messages call it: its name, or that of its class if it is not registered."""
         return self.name or type(self).__name__
 
+    def reset(self) -> None:  # most methods keep nothing
+        """Forget what was kept between steps, for a new run."""
+
+    def end_epoch(self) -> None:  # most methods do not know epochs
+        """An epoch is over; the callback says so, and in a loop of your own you do."""
+
+    @override
+    def extra_repr(self) -> str:
+        """The arguments of the constructor, as far as they are kept."""
+        kept = (name for name in signature(type(self)).parameters if hasattr(self, name))
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in kept)
+
+
+class Aggregator(Method):
+    """Maps a Jacobian ``(m, n)``, one row per objective, to one direction ``(n,)``.
+
+    A subclass defines :meth:`aggregate`, and claims its ``properties``. If it wants to know more
+    than the rows (names, losses), or keeps a state, it defines :meth:`combine`.
+    """
+
+    properties: ClassVar[frozenset[Property]] = frozenset()
+
     @abstractmethod
     def aggregate(self, jacobian: Tensor) -> Tensor:
         """Combine the rows of ``jacobian`` ``(m, n)`` to ``(n,)``; its shape has been checked."""
+
+    def combine(self, jacobian: Tensor, step: Step) -> Tensor:
+        """The direction ``(n,)`` of one step of training.
+
+        Args:
+            jacobian: The rows, shape ``(m, n)``.
+            step: Names and losses of the rows.
+        """
+        direction: Tensor = self(jacobian)
+        return direction
 
     @override
     @torch.no_grad()
@@ -60,18 +100,13 @@ class Aggregator(nn.Module, ABC):
         with torch.autocast(jacobian.device.type, enabled=False):  # no Gramian in half precision
             return self.aggregate(jacobian)
 
-    @override
-    def extra_repr(self) -> str:
-        """The arguments of the constructor, as far as they are kept."""
-        kept = (name for name in signature(type(self)).parameters if hasattr(self, name))
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in kept)
-
 
 class GramianAggregator(Aggregator):
     r"""An aggregator :math:`J^\top w(G)` whose weights depend on the Gramian only.
 
     A subclass defines :meth:`weights`. Because :math:`G = J J^\top` is all it needs, it works
-    without the Jacobian ever being stored.
+    without the Jacobian ever being stored. If it wants to know more (names, losses), or keeps a
+    state, it defines :meth:`weigh`.
     """
 
     @abstractmethod
@@ -88,6 +123,15 @@ class GramianAggregator(Aggregator):
             ShapeError: If ``gramian`` is not a square floating-point matrix.
             NonFiniteError: If an entry is NaN or infinite; the message names the rows.
         """
+
+    def weigh(self, gramian: Tensor, step: Step) -> Tensor:
+        """The weights of one step of training; shapes and errors as in :meth:`weights`.
+
+        Args:
+            gramian: The Gramian of the rows.
+            step: Names and losses of the rows.
+        """
+        return self.weights(gramian)
 
     @override
     def aggregate(self, jacobian: Tensor) -> Tensor:

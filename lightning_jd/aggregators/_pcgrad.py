@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from lightning_jd.aggregators._base import GramianAggregator, Property, check_gramian
 from lightning_jd.aggregators._precision import in_float64
-from lightning_jd.aggregators._random import OwnGenerator
+from lightning_jd.aggregators._random import OwnGenerator, random_orders
 from lightning_jd.aggregators._registry import register
 
 
@@ -60,5 +60,4 @@ class PCGrad(OwnGenerator, GramianAggregator):
 
     def draw_orders(self, m: int) -> Tensor:
         """The next random orders: row i has all indices but i, shape ``(m, m - 1)``."""
-        keys = torch.rand(m, m, dtype=torch.float64, generator=self.generator)
-        return keys.fill_diagonal_(2.0).argsort(dim=1)[:, :-1]  # 2 > 1 puts i last
+        return random_orders(m, self.generator)

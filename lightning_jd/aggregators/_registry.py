@@ -5,20 +5,21 @@ from functools import cache
 from inspect import Signature, isabstract, signature
 from typing import Any, TypeVar
 
-from lightning_jd.aggregators._base import Aggregator
+from lightning_jd.aggregators._balancer import Balancer
+from lightning_jd.aggregators._base import Aggregator, Method
 from lightning_jd.aggregators._function import FromFunction
 from lightning_jd.aggregators._torchjd import adapt, comes_from_torchjd
 from lightning_jd.errors import ArgumentError, UnknownNameError
 
-_Class = TypeVar("_Class", bound=type[Aggregator])
-_CLASSES: dict[str, type[Aggregator]] = {}
+_Class = TypeVar("_Class", bound=type[Method])
+_CLASSES: dict[str, type[Method]] = {}
 
-AggregatorSpec = str | Mapping[str, Any] | Aggregator | type[Aggregator] | Callable[..., Any]
-"""Everything that :func:`resolve` turns into an aggregator."""
+AggregatorSpec = str | Mapping[str, Any] | Method | type[Method] | Callable[..., Any]
+"""Everything that :func:`resolve` turns into an aggregator or a balancer."""
 
 
 def register(cls: _Class) -> _Class:
-    """Make an aggregator available under its lower-case class name (a class decorator).
+    """Make a method available under its lower-case class name (a class decorator).
 
     A class that defines ``name`` itself is registered under that name.
 
@@ -47,7 +48,7 @@ def register(cls: _Class) -> _Class:
     if isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
         raise ArgumentError(
-            f"A registered aggregator must define {missing}, {cls.__name__} does not."
+            f"A registered aggregator or balancer must define {missing}, {cls.__name__} does not."
         )
     name = vars(cls).get("name") or cls.__name__.lower()
     known = _CLASSES.get(name)
@@ -69,16 +70,27 @@ def available() -> dict[str, type[Aggregator]]:
         >>> available()["upgrad"].__name__
         'UPGrad'
     """
-    return dict(sorted(_CLASSES.items()))
+    classes = sorted(_CLASSES.items())
+    return {name: cls for name, cls in classes if issubclass(cls, Aggregator)}
 
 
-def resolve(spec: AggregatorSpec) -> Aggregator:
-    """Turn a description of an aggregator into the aggregator.
+def balancers() -> dict[str, type[Balancer]]:
+    """All registered balancers by name, sorted (a copy).
+
+    Example:
+        >>> balancers()["dwa"].__name__
+        'DWA'
+    """
+    return {name: cls for name, cls in sorted(_CLASSES.items()) if issubclass(cls, Balancer)}
+
+
+def resolve(spec: AggregatorSpec) -> Method:
+    """Turn a description of an aggregator, or of a balancer, into the object.
 
     Args:
         spec: A registered name (``"upgrad"``, or as papers write it, ``"Nash-MTL"``), a mapping
             with ``"name"`` and the arguments of its constructor
-            (``{"name": "cagrad", "c": 0.4}``), an aggregator (returned as it is), a class, a
+            (``{"name": "cagrad", "c": 0.4}``), an object (returned as it is), a class, a
             ``torchjd`` Weighting or Aggregator, or a function from Gramians to weights.
 
     Raises:
@@ -89,7 +101,7 @@ def resolve(spec: AggregatorSpec) -> Aggregator:
         >>> resolve({"name": "cagrad", "c": 0.4})
         CAGrad(c=0.4)
     """
-    if isinstance(spec, Aggregator):
+    if isinstance(spec, Method):
         return spec
     if isinstance(spec, str):
         return _build(_lookup(spec), {})
@@ -101,19 +113,19 @@ def resolve(spec: AggregatorSpec) -> Aggregator:
                 'Write for instance {"name": "cagrad", "c": 0.4}.'
             )
         return _build(_lookup(name), arguments)
-    if isinstance(spec, type) and issubclass(spec, Aggregator):
+    if isinstance(spec, type) and issubclass(spec, Method):
         return _build(spec, {})
     if comes_from_torchjd(spec):
         return adapt(spec)
     if callable(spec) and not isinstance(spec, type):
         return FromFunction(spec)
     raise ArgumentError(
-        "`aggregator` must be a name, a mapping with a name, an Aggregator (object or class), an "
-        f"object of torchjd or a function from Gramians to weights, got {spec!r}."
+        "`aggregator` must be a name, a mapping with a name, an Aggregator or Balancer (object or "
+        f"class), an object of torchjd or a function from Gramians to weights, got {spec!r}."
     )
 
 
-def _lookup(name: str) -> type[Aggregator]:
+def _lookup(name: str) -> type[Method]:
     if name in _CLASSES:
         return _CLASSES[name]
     plain = _plain(name)
@@ -128,7 +140,7 @@ def _plain(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-def _build(cls: type[Aggregator], arguments: dict[str, Any]) -> Aggregator:
+def _build(cls: type[Method], arguments: dict[str, Any]) -> Method:
     expected = _constructor(cls)
     arguments = {name: _number(expected, name, value) for name, value in arguments.items()}
     try:
@@ -155,5 +167,5 @@ def _number(expected: Signature, name: str, value: Any) -> Any:
 
 
 @cache
-def _constructor(cls: type[Aggregator]) -> Signature:
+def _constructor(cls: type[Method]) -> Signature:
     return signature(cls).replace(return_annotation=Signature.empty)

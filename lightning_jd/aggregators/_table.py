@@ -1,16 +1,26 @@
-"""The table of properties of the documentation, from the claims of the classes.
+"""The tables of methods of the documentation, from the claims of the classes.
 
-``python -m lightning_jd.aggregators._table`` prints it.
+``python -m lightning_jd.aggregators._table`` prints them.
 """
 
 from collections.abc import Iterable
 
 from lightning_jd import aggregators
-from lightning_jd.aggregators import Aggregator, Property, available
+from lightning_jd.aggregators import (
+    Aggregator,
+    Balancer,
+    GramianAggregator,
+    Method,
+    Property,
+    available,
+    balancers,
+)
+from lightning_jd.aggregators._memory import Stateful
+from lightning_jd.aggregators._random import OwnGenerator
 
 
 def properties_table(classes: Iterable[type[Aggregator]] | None = None) -> str:
-    """Markdown, one line per aggregator and one column per property.
+    """Markdown, one line per aggregator: its properties, what it needs and what it keeps.
 
     Args:
         classes: The aggregators; ``None`` is all that the package itself registers.
@@ -18,19 +28,63 @@ def properties_table(classes: Iterable[type[Aggregator]] | None = None) -> str:
     Example:
         >>> from lightning_jd.aggregators import UPGrad
         >>> print(properties_table([UPGrad]).splitlines()[-1])
-        | [UPGrad](upgrad.md) | `"upgrad"` | ✓ | ✓ | ✓ | ✓ |
+        | [UPGrad](upgrad.md) | `"upgrad"` | ✓ | ✓ | ✓ | ✓ | Gramian | - |
     """
-    if classes is None:
-        classes = [cls for cls in available().values() if cls.__name__ in aggregators.__all__]
     header = ["Aggregator", "Name", *(prop.value.capitalize() for prop in Property)]
-    lines = [header, ["---", "---", *(":-:" for _ in Property)], *map(_line, classes)]
+    lines = [
+        [*header, "Needs", "Keeps"],
+        ["---", "---", *(":-:" for _ in Property), "---", "---"],
+        *(_aggregator(cls) for cls in classes or _of_the_package(available())),
+    ]
+    return _markdown(lines)
+
+
+def balancers_table() -> str:
+    """Markdown, one line per balancer: what it keeps.
+
+    Example:
+        >>> print(balancers_table().splitlines()[2])
+        | [DWA](dwa.md) | `"dwa"` | by task |
+    """
+    lines = [["Balancer", "Name", "Keeps"], ["---"] * 3]
+    lines += [[*_name(cls), _keeps(cls)] for cls in _of_the_package(balancers())]
+    return _markdown(lines)
+
+
+def _of_the_package(classes: dict[str, type]) -> list[type]:
+    return [cls for cls in classes.values() if cls.__name__ in aggregators.__all__]
+
+
+def _aggregator(cls: type[Aggregator]) -> list[str]:
+    marks = ["✓" if prop in cls.properties else "✗" for prop in Property]
+    return [*_name(cls), *marks, _needs(cls), _keeps(cls)]
+
+
+def _name(cls: type[Method]) -> list[str]:
+    return [f"[{cls.__name__}]({cls.name}.md)", f'`"{cls.name}"`']
+
+
+def _needs(cls: type[Method]) -> str:
+    if issubclass(cls, Balancer):
+        return "losses"
+    needs = "Gramian" if issubclass(cls, GramianAggregator) else "rows"
+    if cls.halves:
+        needs += " of two samples"
+    return f"{needs}, losses" if cls.uses_values else needs
+
+
+def _keeps(cls: type[Method]) -> str:
+    kept = []
+    if issubclass(cls, Stateful):
+        kept.append("by task" if issubclass(cls, GramianAggregator | Balancer) else "rows by task")
+    if issubclass(cls, OwnGenerator):
+        kept.append("random stream")
+    return ", ".join(kept) or "-"
+
+
+def _markdown(lines: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _line(cls: type[Aggregator]) -> list[str]:
-    marks = ["✓" if prop in cls.properties else "✗" for prop in Property]
-    return [f"[{cls.__name__}]({cls.name}.md)", f'`"{cls.name}"`', *marks]
-
-
 if __name__ == "__main__":
-    print(properties_table())
+    print(properties_table(), balancers_table(), sep="\n\n")

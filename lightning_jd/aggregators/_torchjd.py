@@ -1,7 +1,13 @@
 """Objects of ``torchjd.aggregation`` as aggregators; torchjd is imported only if one is given."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -12,6 +18,11 @@ from lightning_jd.aggregators._base import (
     check_gramian,
     check_weights,
 )
+from lightning_jd.aggregators._foreign_state import changes, restored
+from lightning_jd.aggregators._halves import Halves
+from lightning_jd.aggregators._memory import check_named, group_key
+from lightning_jd.aggregators._random import OwnGenerator
+from lightning_jd.aggregators._step import Step
 from lightning_jd.errors import ArgumentError
 
 
@@ -20,61 +31,142 @@ def comes_from_torchjd(candidate: object) -> bool:
     return any(base.__module__.partition(".")[0] == "torchjd" for base in type(candidate).__mro__)
 
 
-class TorchJDWeighting(GramianAggregator):
-    """A Weighting of torchjd that reads the Gramian.
+class _Wrapped(OwnGenerator):
+    """Copies of an object of torchjd, and everything that they keep, as state of ours.
 
-    The state dict of the weighting is part of ours, under ``weighting.``; what it does not save,
-    we do not save. Its random numbers come from the global generator of torch: they depend on
-    what else draws from it, and no checkpoint of the aggregator restores them.
+    Torchjd knows positions, not names. So there is one copy for every group of parameters and every
+    set of tasks that occur together, in their order: what belongs to one set is not touched by the
+    steps of another. An object that keeps nothing serves all of them.
+
+    Random numbers come from a stream of our own, which begins with the seed that torch had when the
+    object was wrapped; the global generators are not advanced.
 
     Args:
-        weighting: The object of torchjd.
+        wrapped: The object. It is copied; the original is not used any more.
+    """
+
+    is_foreign: ClassVar[bool] = True
+
+    def __init__(self, wrapped: nn.Module) -> None:
+        super().__init__(seed=torch.initial_seed() % 2**63)
+        # Not as submodules: their state dict changes its keys with the first step.
+        self._pristine = (deepcopy(wrapped),)
+        self._is_stateful = any(hasattr(each, "reset") for each in wrapped.modules())
+        self._copies: dict[tuple[str, ...], nn.Module] = {}
+
+    @property
+    def wrapped(self) -> nn.Module:
+        """The object of torchjd as it was given."""
+        return self._pristine[0]
+
+    @property
+    def label(self) -> str:
+        """The name that it has in torchjd."""
+        return f"torchjd.{type(self.wrapped).__name__}"
+
+    @override
+    def reset(self) -> None:
+        """Forget everything, for a new run."""
+        super().reset()
+        self._copies.clear()
+
+    @contextmanager
+    def _copy(self, step: Step, names: tuple[str, ...] | None = None) -> Iterator[Any]:
+        """The copy to ask in a step, with the random stream of our own."""
+        if self._is_stateful:
+            check_named(type(self.wrapped).__name__, step)
+            key = (group_key(step.group), *(names or step.names))
+            copy = self._copies.setdefault(key, deepcopy(self.wrapped))
+        else:
+            copy = self.wrapped
+        seed = int(torch.randint(2**63 - 1, (), generator=self.generator))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            yield copy
+
+    @override
+    def get_extra_state(self) -> dict[str, Any]:
+        """The position in the random stream, and what each copy keeps."""
+        kept = [[list(key), changes(copy, self.wrapped)] for key, copy in self._copies.items()]
+        return {"generator": super().get_extra_state(), "copies": kept}
+
+    @override
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Continue where ``state`` was taken."""
+        super().set_extra_state(state["generator"])
+        self._copies = {tuple(key): restored(self.wrapped, kept) for key, kept in state["copies"]}
+        for copy in self._copies.values():
+            for module in copy.modules():
+                # NashMTL builds its program in its first call.
+                getattr(module, "_init_optim_problem", lambda: None)()
+
+    @override
+    def extra_repr(self) -> str:
+        """The object of torchjd."""
+        return repr(self.wrapped)
+
+
+class TorchJDWeighting(_Wrapped, GramianAggregator):
+    """A Weighting of torchjd that reads the Gramian.
+
+    Args:
+        wrapped: The object of torchjd.
     """
 
     properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
-    is_foreign: ClassVar[bool] = True
 
-    def __init__(self, weighting: nn.Module) -> None:
-        super().__init__()
-        self.weighting = weighting
-
-    @property
     @override
-    def label(self) -> str:
-        """The name that it has in torchjd."""
-        return f"torchjd.{type(self.weighting).__name__}"
+    def weigh(self, gramian: Tensor, step: Step) -> Tensor:
+        check_gramian(gramian)
+        with self._copy(step) as weighting:
+            weights = weighting(gramian)
+        return check_weights(type(self.wrapped).__name__, weights, gramian)
 
     @override
     def weights(self, gramian: Tensor) -> Tensor:
-        check_gramian(gramian)
-        return check_weights(type(self.weighting).__name__, self.weighting(gramian), gramian)
+        return self.weigh(gramian, Step.bare(len(gramian)))
 
 
-class TorchJDAggregator(Aggregator):
-    """An Aggregator of torchjd, or a Weighting that reads the Jacobian itself.
-
-    State and random numbers as in :class:`TorchJDWeighting`.
+class TorchJDDoubleSampling(TorchJDWeighting):
+    """A Weighting of torchjd that reads the products of two independent samples of the rows.
 
     Args:
-        aggregator: The object of torchjd: matrix to vector.
+        wrapped: The object of torchjd.
     """
 
-    is_foreign: ClassVar[bool] = True
+    halves: ClassVar[bool] = True
 
-    def __init__(self, aggregator: nn.Module) -> None:
-        super().__init__()
-        self.aggregator = aggregator
-
-    @property
     @override
-    def label(self) -> str:
-        """The name that it has in torchjd."""
-        return f"torchjd.{type(self.aggregator).__name__}"
+    def weigh(self, gramian: Tensor, step: Step) -> Tensor:
+        check_gramian(gramian)
+        halves = Halves.of(step)
+        A = halves.between(gramian)
+        if A is None:
+            raise ArgumentError(
+                f"{type(self.wrapped).__name__} must have two samples in every step, got one. Use "
+                "a number of batches that is a multiple of accumulate_grad_batches."
+            )
+        with self._copy(step, halves.names) as weighting:
+            weights = weighting(A)
+        return halves.spread(check_weights(type(self.wrapped).__name__, weights, A))
+
+
+class TorchJDAggregator(_Wrapped, Aggregator):
+    """An Aggregator of torchjd, or a Weighting that reads the Jacobian itself.
+
+    Args:
+        wrapped: The object of torchjd: matrix to vector.
+    """
+
+    @override
+    def combine(self, jacobian: Tensor, step: Step) -> Tensor:
+        with self._copy(step) as aggregator:
+            result: Tensor = aggregator(jacobian)
+        return result.to(jacobian)
 
     @override
     def aggregate(self, jacobian: Tensor) -> Tensor:
-        result: Tensor = self.aggregator(jacobian)
-        return result.to(jacobian)
+        return self.combine(jacobian, Step.bare(len(jacobian)))
 
 
 def adapt(candidate: Any) -> Aggregator:
@@ -97,10 +189,14 @@ def adapt(candidate: Any) -> Aggregator:
     if isinstance(candidate, torchjd.WeightedAggregator):
         if isinstance(candidate.weighting, counts_rows):
             return TorchJDWeighting(candidate.weighting)
+        if _samples_twice(candidate.weighting):
+            return TorchJDDoubleSampling(candidate.weighting)
         return TorchJDAggregator(candidate)
     if isinstance(candidate, torchjd.Aggregator):
         return TorchJDAggregator(candidate)
     if isinstance(candidate, torchjd.Weighting):
+        if _samples_twice(candidate):
+            return TorchJDDoubleSampling(candidate)
         if _reads_the_jacobian(candidate) and not isinstance(candidate, counts_rows):
             return TorchJDAggregator(torchjd.WeightedAggregator(candidate))
         return TorchJDWeighting(candidate)
@@ -112,4 +208,14 @@ def adapt(candidate: Any) -> Aggregator:
 
 def _reads_the_jacobian(weighting: object) -> bool:
     # Generic arguments do not exist at run time; torchjd marks these weightings by a private base.
+    inner = getattr(weighting, "weighting", None)  # one that wraps another reads what that one does
+    if type(weighting).__name__ == "CRMOGMWeighting" and inner is not None:
+        return _reads_the_jacobian(inner)
     return any(base.__name__ == "_MatrixWeighting" for base in type(weighting).__mro__)
+
+
+def _samples_twice(weighting: object) -> bool:
+    if type(weighting).__name__ == "CRMOGMWeighting":
+        return _samples_twice(weighting.weighting)  # type: ignore[attr-defined]
+    names = {base.__name__ for base in type(weighting).__mro__}
+    return bool(names & {"MoDoWeighting", "SDMGradWeighting"})

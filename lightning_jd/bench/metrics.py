@@ -74,6 +74,7 @@ def measure(batch_size: int, repeats: int, clock: Literal["wall", "cpu"]) -> lis
     plain, losses, parameters = _training(batch_size)
     step = backward(losses(), parameters, "upgrad")
     G, w = step.gramian, step.weights
+    assert G is not None
     history = ConflictSummary()
     looks: dict[str, Callable[[], object]] = {
         "all scalars, left on the device": lambda: conflict_summary(G, w),

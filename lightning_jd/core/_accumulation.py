@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_jd.aggregators import Aggregator, GramianAggregator
+from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, Method
+from lightning_jd.core._answers import check_values
 from lightning_jd.core._delivery import COMPLETE, Delivery, delivered
 from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._kept_rows import KeptRows
@@ -19,9 +20,9 @@ from lightning_jd.core._layout import Layout
 from lightning_jd.core._live_rows import LiveRows
 from lightning_jd.core._nonfinite import nonfinite_error, without
 from lightning_jd.core._pool import Pool
-from lightning_jd.core._pooled_routes import ByGramian, ByJacobian, PooledRoute
+from lightning_jd.core._pooled_routes import ByGramian, ByJacobian, ByValues, PooledRoute
 from lightning_jd.core._reach import Reach
-from lightning_jd.core._report import Report
+from lightning_jd.core._report import Report, total_gramian
 from lightning_jd.core._routes import Progress
 from lightning_jd.core._update import Update, nothing_reached
 from lightning_jd.engines import (
@@ -75,6 +76,7 @@ class Accumulation:
         self._rows: KeptRows | LiveRows
         self._rows = KeptRows(named) if keeps else LiveRows(None, None, 1.0, memory)
         self._losses: list[Tensor] = []
+        self._has_values = True
         self._bad: tuple[str, ...] = ()  # losses of this process that are not finite
         self._skipped: tuple[str, ...] = ()  # what all processes have left out
 
@@ -87,6 +89,7 @@ class Accumulation:
         """
         self.reach.add(objectives)
         self._losses.append(objectives.values())
+        self._has_values = self._has_values and objectives.has_values
         bad = objectives.nonfinite()
         remaining = without(objectives, bad) if bad or not objectives.m else objectives
         self._bad += bad
@@ -97,7 +100,7 @@ class Accumulation:
 
     def update(
         self,
-        aggregator: Aggregator,
+        aggregator: Method,
         *,
         groups: Groups = None,
         overflow: Literal["raise", "mean"] = "raise",
@@ -125,8 +128,12 @@ class Accumulation:
             layout = self._agree(pool)
             if layout.m and not self.reach.reached:
                 raise nothing_reached(len(self._named))
-            members = split_into_groups(self.reach.selected, groups)
+            by_values = isinstance(aggregator, Balancer)  # the same for all groups
+            members = split_into_groups(self.reach.selected, None if by_values else groups)
             route = self._route(aggregator, pool, layout, delivery)
+            if aggregator.uses_values:
+                check_values(aggregator, known=self._has_values)
+                route.share_values(self._rows.values())
             for group, named in members.items():
                 route.look(group, named)
             progress.lap("gramian")
@@ -164,13 +171,16 @@ class Accumulation:
         return Layout.of([description for _, _, description in told])
 
     def _route(
-        self, aggregator: Aggregator, pool: Pool, layout: Layout, delivery: Delivery
+        self, aggregator: Method, pool: Pool, layout: Layout, delivery: Delivery
     ) -> PooledRoute:
         wide = any(tensor.dtype.to_real() == torch.float64 for _, tensor in self._named)
         dtype = torch.float64 if wide else torch.float32
         like = torch.zeros((), dtype=dtype, device=self._named[0][1].device)
         if isinstance(aggregator, GramianAggregator):
             return ByGramian(pool, layout, like, self._rows, aggregator, delivery)
+        if isinstance(aggregator, Balancer):
+            return ByValues(pool, layout, like, self._rows, aggregator, delivery)
+        assert isinstance(aggregator, Aggregator)
         return ByJacobian(pool, layout, like, self._keep(), aggregator)
 
     def _keep(self) -> KeptRows:
@@ -203,12 +213,13 @@ class Accumulation:
 
     def _report(self, progress: Progress, route: PooledRoute, pool: Pool) -> Report:
         reports, m = progress.reports, route.layout.m
-        zero = route.like.new_zeros(m, m)
         plain = {name: "plain" for name, _ in self.reach.plain}
         selected = {name for name, _ in self.reach.selected}
         paths = {name: path for name, path in self._rows.paths.items() if name in selected}
+        if isinstance(route, ByValues) and not paths:
+            paths = dict.fromkeys(selected, "balanced")
         return Report(
-            gramian=sum((part.gramian for part in reports.values()), zero),
+            gramian=total_gramian(reports.values()) if reports else route.like.new_zeros(m, m),
             weights=next(iter(reports.values())).weights if len(reports) == 1 else None,
             names=route.layout.names,
             paths=paths | plain,

@@ -5,39 +5,65 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_jd.aggregators import Aggregator, GramianAggregator
-from lightning_jd.errors import AggregatorError
+from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, Method, Step
+from lightning_jd.errors import AggregatorError, ArgumentError
 
 #: Their answers are finite by construction, and tested; on an accelerator they are believed.
 _OURS = "lightning_jd.aggregators."
 
 
-def weights_from(aggregator: GramianAggregator, gramian: Tensor) -> Tensor:
+def weights_from(
+    method: GramianAggregator | Balancer, gramian: Tensor | None, step: Step
+) -> Tensor:
     """The weights of the rows, shape (m,).
+
+    Args:
+        method: Who is asked.
+        gramian: The Gramian of the rows; ``None`` for a balancer, which reads losses only.
+        step: What else the step tells.
 
     Raises:
         AggregatorError: If they are not m finite numbers.
 
     Example:
         >>> from lightning_jd.aggregators import resolve
-        >>> weights_from(resolve("mean"), torch.eye(2))
+        >>> weights_from(resolve("mean"), torch.eye(2), Step(("a", "b")))
         tensor([0.5000, 0.5000])
     """
-    answer = aggregator.weights(gramian)
-    return _checked(aggregator, answer, len(gramian), "one weight per objective")
+    check_values(method, known=step.values is not None)
+    if isinstance(method, Balancer):
+        answer = method.weigh(step)
+    else:
+        assert gramian is not None
+        answer = method.weigh(gramian, step)
+    return _checked(method, answer, len(step.names), "one weight per objective")
 
 
-def direction_from(aggregator: Aggregator, jacobian: Tensor) -> Tensor:
+def direction_from(aggregator: Aggregator, jacobian: Tensor, step: Step) -> Tensor:
     """The direction, shape (n,), of an aggregator that needs the Jacobian (m, n).
 
     Raises:
         AggregatorError: If it is not n finite numbers.
     """
-    answer = aggregator(jacobian)
+    check_values(aggregator, known=step.values is not None)
+    answer = aggregator.combine(jacobian, step)
     return _checked(aggregator, answer, jacobian.shape[1], "one number per column")
 
 
-def _checked(aggregator: Aggregator, answer: object, size: int, what: str) -> Tensor:
+def check_values(method: Method, *, known: bool) -> None:
+    """Raise if a method reads the losses, and only their places in the graph are known.
+
+    Raises:
+        ArgumentError: With what to do.
+    """
+    if method.uses_values and not known:
+        raise ArgumentError(
+            f"{method.label} must know the value of each loss, got the terms of a sum, whose "
+            "values are gone. Return the losses themselves, as a dict or list."
+        )
+
+
+def _checked(aggregator: Method, answer: object, size: int, what: str) -> Tensor:
     must = f"The aggregator {aggregator.label} must return {what}, "
     if not isinstance(answer, Tensor):
         raise AggregatorError(f"{must}a tensor of shape ({size},), got {type(answer).__name__}.")
@@ -57,7 +83,7 @@ def _checked(aggregator: Aggregator, answer: object, size: int, what: str) -> Te
     return answer
 
 
-def _is_believed(aggregator: Aggregator, answer: Tensor) -> bool:
+def _is_believed(aggregator: Method, answer: Tensor) -> bool:
     """Whether looking at the answer would make the host wait, for nothing."""
     return answer.device.type != "cpu" and (
         type(aggregator).__module__.startswith(_OURS) and not aggregator.is_foreign

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lightning_jd.aggregators import AggregatorSpec, resolve
 from lightning_jd.core._groups import Groups
+from lightning_jd.core._halves import in_halves
 from lightning_jd.core._report import Report
 from lightning_jd.core._slow import warn_slow
 from lightning_jd.core._update import compute_update
@@ -85,16 +86,17 @@ def backward(
     """
     if split is not None and isinstance(losses, Tensor) and losses.ndim == 0:
         losses = split_loss(losses, split)
-    objectives = Objectives.of(losses)
+    method = resolve(aggregator)
+    objectives = in_halves(method, Objectives.of(losses))
     selection = select_parameters(objectives, named_parameters_of(params), select)
     update = compute_update(
         objectives,
         selection,
-        resolve(aggregator),
+        method,
         groups=groups,
         memory=memory,
         retain_graph=retain_graph,
     )
     warn_slow(update.report.slow, stacklevel=2)
-    update.surrogate().backward()
+    update.deliver(retain_graph)
     return update.report

@@ -40,6 +40,8 @@ class KeptRows(LocalRows):
         self._columns: set[int] = set()  # number of tasks per instance, where that is known
         self._sums: dict[str, tuple[Tensor, int]] = {}  # sum of the rows, number of pieces
         self._lists: list[Tensor] = []
+        self._losses: list[Tensor] = []  # of the rows in the lists, or ...
+        self._loss_of: dict[str, Tensor] = {}  # ... the sums that belong to the sums
         self._holes = False
         self.slow: dict[str, Slow] = {}
 
@@ -57,10 +59,12 @@ class KeptRows(LocalRows):
         self._columns.update(columns)
         if kinds[0] in LISTED:
             self._lists.append(J)
+            self._losses.append(objectives.values())
             return
-        for name, row in zip(objectives.names, J, strict=True):
+        for name, row, loss in zip(objectives.names, J, objectives.values(), strict=True):
             kept, count = self._sums.get(name, (None, 0))
             self._sums[name] = (row if kept is None else kept + row, count + 1)
+            self._loss_of[name] = loss + self._loss_of.get(name, 0)
 
     @override
     def description(self) -> Description:
@@ -92,6 +96,7 @@ class KeptRows(LocalRows):
             self._sums = dict(zip(names, zip(J, counts, strict=True), strict=True))
         else:
             self._lists = [J]
+            self._losses = [torch.cat(self._losses)[list(positions)]]
 
     @override
     def add_products(self, G: Tensor, pool: Pool, layout: Layout, named: NamedParameters) -> None:
@@ -101,6 +106,12 @@ class KeptRows(LocalRows):
     def gradients(self, named: NamedParameters, weights: Tensor) -> dict[str, Tensor]:
         J = self.matrix(named)
         return per_parameter(weights.to(J) @ J, named)
+
+    @override
+    def values(self) -> list[Tensor]:
+        if self._sums:
+            return [torch.stack([self._loss_of[name] for name in self._sums])]
+        return self._losses
 
     @property
     @override

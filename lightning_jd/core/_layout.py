@@ -144,6 +144,13 @@ class Layout:
         where, share = self.rows[rank]
         return weights[list(where)] * weights.new_tensor(share)
 
+    def placed(self, values: Tensor, rank: int) -> Tensor:
+        r""":math:`S_r v`: one number per row of J from one per row of a process, to be summed."""
+        where, share = self.rows[rank]
+        placed = values.new_zeros(self.m)
+        index = torch.tensor(where, dtype=torch.long, device=values.device)
+        return placed.index_add(0, index, values * values.new_tensor(share))
+
     def assembled(self, parts: Sequence[Tensor]) -> Tensor:
         """J from the rows of all processes, or some columns of both."""
         if self.is_union:

@@ -75,6 +75,10 @@ class LiveRows(LocalRows):
         own = zip(named, found, strict=True)
         return {name: gradient for (name, _), gradient in own if gradient is not None}
 
+    @override
+    def values(self) -> list[Tensor]:
+        return [] if self.objectives is None else [self.objectives.values()]
+
     @property
     @override
     def paths(self) -> dict[str, str]:

@@ -48,6 +48,10 @@ class LocalRows(ABC):
             Name of a parameter to its gradient, where some row reaches it.
         """
 
+    @abstractmethod
+    def values(self) -> list[Tensor]:
+        """The losses of the rows of this process, as vectors in the order of the rows."""
+
     @property
     @abstractmethod
     def paths(self) -> dict[str, str]:

@@ -1,15 +1,16 @@
-"""The two ways from the rows of all processes to gradients, as :mod:`._routes` has for one."""
+"""The ways from the rows of all processes to gradients, as :mod:`._routes` has for one."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.aggregators import Aggregator, GramianAggregator
+from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, Step
 from lightning_jd.core._answers import direction_from, weights_from
 from lightning_jd.core._delivery import Delivery
 from lightning_jd.core._exchange import all_at_first
@@ -34,6 +35,7 @@ class PooledRoute(ABC):
         own: Name of a parameter to the gradient of the rows of this process, times the factor that
             the delivery asks for.
         complete: Name of a parameter to the gradient of all rows.
+        values: The losses of all rows, where the method asks for them.
     """
 
     def __init__(self, pool: Pool, layout: Layout, like: Tensor) -> None:
@@ -41,6 +43,17 @@ class PooledRoute(ABC):
         self.gramians: dict[Hashable, Tensor] = {}
         self.own: dict[str, Tensor] = {}
         self.complete: dict[str, Tensor] = {}
+        self.values: Tensor | None = None
+
+    def told(self, group: Hashable = None) -> Step:
+        """What the step tells a method."""
+        layout = self.layout
+        return Step(layout.names, self.values, layout.kind, group, layout.columns)
+
+    def share_values(self, own: Sequence[Tensor]) -> None:
+        """Have every process know the losses of all rows."""
+        values = torch.cat([self.like.new_zeros(0), *(value.to(self.like) for value in own)])
+        self.values = self.pool.sum(self.layout.placed(values, self.pool.rank), "losses")
 
     @abstractmethod
     def look(self, group: Hashable, named: NamedParameters) -> None:
@@ -61,6 +74,7 @@ class PooledRoute(ABC):
         """Leave out all other rows of the Jacobian; the rows of this process must follow."""
         self.layout = self.layout.without(set(range(self.layout.m)) - set(kept))
         self.gramians = {group: G[kept][:, kept] for group, G in self.gramians.items()}
+        self.values = None if self.values is None else self.values[kept]
 
 
 class ByGramian(PooledRoute):
@@ -94,16 +108,54 @@ class ByGramian(PooledRoute):
 
     @override
     def combine(self, group: Hashable, named: NamedParameters) -> GroupReport:
-        G = self.gramians[group]
+        G, told = self.gramians[group], self.told(group)
         if len(G) and bool(torch.isfinite(G.diagonal()).all()):
             weights = self.pool.asked_of_first(
-                lambda: weights_from(self._aggregator, G), G.diagonal(), "weights"
+                lambda: weights_from(self._aggregator, G, told), G.diagonal(), "weights"
             )
         else:
             weights = torch.full_like(G.diagonal(), 1 / max(1, len(G)))
         mine = self._delivery.factor(self.pool) * self.layout.own_weights(weights, self.pool.rank)
         self.own |= self._rows.gradients(named, mine)
         return GroupReport(G, weights, _names(named))
+
+
+class ByValues(PooledRoute):
+    """For balancers: no Gramian, and one ordinary backward pass on each process.
+
+    Args:
+        rows: The rows of this process.
+        balancer: The method; only the first process asks it.
+        delivery: What happens to the gradients.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        layout: Layout,
+        like: Tensor,
+        rows: LocalRows,
+        balancer: Balancer,
+        delivery: Delivery,
+    ) -> None:
+        super().__init__(pool, layout, like)
+        self._rows, self._balancer, self._delivery = rows, balancer, delivery
+
+    @override
+    def look(self, group: Hashable, named: NamedParameters) -> None:
+        """There is nothing to look at."""
+
+    @override
+    def combine(self, group: Hashable, named: NamedParameters) -> GroupReport:
+        told = self.told()
+        assert told.values is not None
+        weights = told.values  # none, if no process has a loss
+        if self.layout.m:
+            ask = partial(weights_from, self._balancer, None, told)
+            weights = self.pool.asked_of_first(ask, told.values, "weights")
+        mine = self._delivery.factor(self.pool) * self.layout.own_weights(weights, self.pool.rank)
+        self.own |= self._rows.gradients(named, mine)
+        return GroupReport(None, weights, _names(named))
 
 
 class ByJacobian(PooledRoute):
@@ -142,7 +194,8 @@ class ByJacobian(PooledRoute):
             if m == 0:
                 return G.new_zeros(n)
             is_finite = bool(torch.isfinite(G.diagonal()).all())
-            direction = direction_from(self._aggregator, J) if is_finite else J.mean(dim=0)
+            told = self.told(group)
+            direction = direction_from(self._aggregator, J, told) if is_finite else J.mean(dim=0)
             return torch.cat([direction, J @ direction])
 
         known = self.pool.asked_of_first(with_products, G.new_empty(n + m), "gradient")

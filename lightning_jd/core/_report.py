@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -17,14 +17,14 @@ class GroupReport:
     """Gramian and weights of one group of parameters.
 
     Attributes:
-        gramian: G, shape (m, m).
+        gramian: G, shape (m, m); ``None`` if no Jacobian was looked at.
         weights: w, shape (m,); ``None`` if the aggregator is not a weighting of the rows.
         parameters: The names of the parameters in the group.
         products: Inner product of each gradient with the update, shape (m,), and ...
         squared_length: ... the squared length of the update, where there are no weights to tell.
     """
 
-    gramian: Tensor
+    gramian: Tensor | None
     weights: Tensor | None
     parameters: tuple[str, ...]
     products: Tensor | None = None
@@ -37,7 +37,7 @@ class Report:
 
     Attributes:
         gramian: G = J Jᵀ over the aggregated parameters, shape (m, m); with groups, the sum of
-            theirs.
+            theirs. ``None`` with a balancer, for which no Jacobian is computed.
         weights: w, shape (m,): the update direction is Jᵀw. ``None`` if the aggregator is not a
             weighting of the rows, or with several groups, each of which has its own.
         names: The names of the objectives.
@@ -54,7 +54,7 @@ class Report:
             where they did.
     """
 
-    gramian: Tensor
+    gramian: Tensor | None
     weights: Tensor | None
     names: tuple[str, ...]
     paths: dict[str, str]
@@ -81,14 +81,24 @@ class Report:
         return "\n".join(lines)
 
 
+def total_gramian(parts: Iterable[GroupReport]) -> Tensor | None:
+    """The sum of the Gramians of all groups; ``None`` if there is none."""
+    known = [part.gramian for part in parts if part.gramian is not None]
+    return sum(known[1:], known[0]) if known else None
+
+
 def _table(names: tuple[str, ...], group: GroupReport, shown: int = 10) -> list[str]:
-    norms = group.gramian.diagonal().clamp(min=0).sqrt().tolist()
+    G = group.gramian
+    norms = [None] * len(names) if G is None else G.diagonal().clamp(min=0).sqrt().tolist()
     weights = [None] * len(names) if group.weights is None else group.weights.tolist()
     width = max(9, *(len(name) for name in names[:shown]))
     lines = [f"{'objective':<{width}}  {'gradient norm':>13}  {'weight':>10}"]
     for name, norm, weight in list(zip(names, norms, weights, strict=True))[:shown]:
-        cell = "-" if weight is None else f"{weight:.4g}"
-        lines.append(f"{name:<{width}}  {norm:>13.4g}  {cell:>10}")
+        lines.append(f"{name:<{width}}  {_cell(norm):>13}  {_cell(weight):>10}")
     if len(names) > shown:
         lines.append(f"... and {len(names) - shown} more")
     return lines
+
+
+def _cell(number: float | None) -> str:
+    return "-" if number is None else f"{number:.4g}"

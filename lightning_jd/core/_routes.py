@@ -1,4 +1,4 @@
-"""The two ways from losses to gradients: through the Gramian, or through the whole Jacobian."""
+"""The ways from losses to gradients: through the Gramian, the Jacobian, or the losses alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_jd.aggregators import Aggregator, GramianAggregator
+from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, Step
 from lightning_jd.core._answers import direction_from, weights_from
 from lightning_jd.core._local_rows import per_parameter
 from lightning_jd.core._report import GroupReport
@@ -86,10 +86,13 @@ def through_gramian(
     }
     gramians = {group: tape.gramian() for group, tape in tapes.items()}
     progress.lap("gramian")
+    # Before the first group is weighed: a method that keeps a state must not be asked in vain.
+    finite = {group: _all_finite(objectives, G, overflow) for group, G in gramians.items()}
     chosen = {}
     for group, G in gramians.items():
-        finite = _all_finite(objectives, G, overflow)
-        chosen[group] = weights_from(aggregator, G) if finite else torch.full_like(G[0], 1 / len(G))
+        told = step_of(objectives, group)
+        even = torch.full_like(G[0], 1 / len(G))
+        chosen[group] = weights_from(aggregator, G, told) if finite[group] else even
         progress.reports[group] = GroupReport(G, chosen[group], _names(members[group]))
     progress.lap("weights")
     while tapes:
@@ -117,13 +120,52 @@ def through_jacobian(
         G = J @ J.T
         progress.lap("gramian")
         finite = _all_finite(objectives, G, overflow)
-        direction = direction_from(aggregator, J) if finite else J.mean(dim=0)
+        told = step_of(objectives, group)
+        direction = direction_from(aggregator, J, told) if finite else J.mean(dim=0)
         products, squared_length = J @ direction, direction @ direction
         progress.reports[group] = GroupReport(G, None, _names(named), products, squared_length)
         progress.lap("weights")
         progress.found.update(per_parameter(direction, named))
         progress.paths.update(dict.fromkeys(_names(named), "jacobian"))
         progress.lap("gradients")
+
+
+def through_values(
+    progress: Progress,
+    objectives: Objectives,
+    named: NamedParameters,
+    balancer: Balancer,
+    *,
+    scale: float | Tensor,
+    retain_graph: bool,
+) -> None:
+    """No Jacobian: weights from the losses, and one ordinary backward pass of their weighted sum.
+
+    Groups of parameters play no part, because the losses are the same for all of them.
+    """
+    objectives.check_finite()
+    weights = weights_from(balancer, None, step_of(objectives))
+    progress.reports[None] = GroupReport(None, weights, _names(named))
+    progress.lap("weights")
+    gradients = torch.autograd.grad(
+        objectives.outputs,  # type: ignore[arg-type]  # tensors and edges may be mixed
+        [tensor for _, tensor in named],
+        objectives.cotangents(weights * scale),
+        retain_graph=retain_graph,
+        allow_unused=True,
+    )
+    for (name, _), gradient in zip(named, gradients, strict=True):
+        progress.found[name] = None if gradient is None else _unscaled(gradient, scale)
+        progress.paths[name] = "balanced"
+    progress.lap("gradients")
+
+
+def step_of(objectives: Objectives, group: Hashable = None) -> Step:
+    """What the losses of one process tell a method."""
+    losses, is_matrix = objectives.losses, objectives.kind == "instances_tasks"
+    columns = losses.shape[1] if is_matrix and isinstance(losses, Tensor) else 1
+    values = objectives.values() if objectives.has_values else None
+    return Step(objectives.names, values, objectives.kind, group, columns)
 
 
 def _unscaled(gradient: Tensor, scale: float | Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from lightning_jd.aggregators import Aggregator, GramianAggregator
+from lightning_jd.aggregators import Balancer, GramianAggregator, Method, Step
 from lightning_jd.core._answers import weights_from
 from lightning_jd.core._delivery import COMPLETE, Delivery
 from lightning_jd.core._groups import Groups, split_into_groups
@@ -20,7 +20,7 @@ from lightning_jd.core._layout import LISTED, Description, Layout, kind_of
 from lightning_jd.core._local_rows import columns_of, per_parameter
 from lightning_jd.core._nonfinite import nonfinite_error
 from lightning_jd.core._pool import Pool
-from lightning_jd.core._report import GroupReport, Report
+from lightning_jd.core._report import GroupReport, Report, total_gramian
 from lightning_jd.core._roll_call import answer
 from lightning_jd.core._routes import Progress
 from lightning_jd.core._update import Update
@@ -68,6 +68,8 @@ class ShardedAccumulation:
         self._kinds: set[tuple[str, int]] = set()  # and the number of tasks per instance
         self._rows: dict[str, tuple[Tensor, int]] = {}  # sum of the rows, and their number
         self._losses: list[Tensor] = []
+        self._has_values = True
+        self._values: dict[str, Tensor] = {}  # sum of the losses of a row, and of this process only
         self._chosen: set[str] = set()
 
     def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
@@ -86,20 +88,23 @@ class ShardedAccumulation:
         layout = self._agree(objectives)
         self._chosen = {name for name, _ in select(objectives, self._named, self._which).selected}
         self._losses.append(objectives.values())
+        self._has_values = self._has_values and objectives.has_values
+        placed = layout.placed(objectives.values(), self._pool.rank)
         before = [tensor.grad for _, tensor in self._named]
         try:
             for i, name in enumerate(layout.names):
                 unit = torch.zeros(layout.m, dtype=objectives.dtype, device=objectives.device)
                 unit[i] = self._pool.size  # because the pass ends with a mean
                 own = layout.own_weights(unit, self._pool.rank)
-                self._keep(layout, name, self._pass(objectives, own * scale) / scale)
+                row = self._pass(objectives, own * scale) / scale
+                self._keep(layout, name, row, placed[i])
         finally:
             for (_, tensor), gradient in zip(self._named, before, strict=True):
                 tensor.grad = gradient
 
     def update(
         self,
-        aggregator: Aggregator,
+        aggregator: Method,
         *,
         groups: Groups = None,
         overflow: Literal["raise", "mean"] = "raise",
@@ -114,19 +119,25 @@ class ShardedAccumulation:
             NonFiniteError: If a gradient is NaN or infinite.
             ArgumentError: If the aggregator is no weighting of the rows.
         """
-        if not isinstance(aggregator, GramianAggregator):
+        if not isinstance(aggregator, GramianAggregator | Balancer):
             raise ArgumentError(needs_whole_rows(aggregator))
         progress = Progress()
         begin = progress.last
         names = tuple(self._rows)
         J = torch.stack([total / count for total, count in self._rows.values()])
+        wanted = aggregator.uses_values and self._has_values
+        values = self._all_values(J) if wanted else None
+        ((kind, columns),) = self._kinds
         found: dict[str, Tensor] = {}
+        if isinstance(aggregator, Balancer):  # the same for all groups
+            groups = None
         selected = [pair for pair in self._pieces if pair[0] in self._chosen]
         for group, members in split_into_groups(selected, groups).items():
             part = columns_of(J, self._pieces, members)
             G = self._pool.sum(part @ part.T, "gramian")
             progress.lap("gramian")
-            weights = self._weights(aggregator, G, names, overflow)
+            told = Step(names, values, kind, group, columns)
+            weights = self._weights(aggregator, G, told, overflow)
             progress.lap("weights")
             found |= per_parameter(weights @ part, members)
             in_group = tuple(name for name, _ in members)
@@ -139,8 +150,10 @@ class ShardedAccumulation:
         progress.lap("gradients")
         progress.milliseconds["total"] = 1000 * (progress.last - begin)
         report = Report(
-            gramian=sum(
-                (g.gramian for g in progress.reports.values()), J.new_zeros(len(J), len(J))
+            gramian=(
+                total_gramian(progress.reports.values())
+                if progress.reports
+                else J.new_zeros(len(J), len(J))
             ),
             weights=weights if len(progress.reports) == 1 else None,
             names=names,
@@ -190,7 +203,7 @@ class ShardedAccumulation:
         ]
         return torch.cat([part.to(dtype) for part in parts])
 
-    def _keep(self, layout: Layout, name: str, row: Tensor) -> None:
+    def _keep(self, layout: Layout, name: str, row: Tensor, loss: Tensor) -> None:
         if len(self._kinds) > 1:
             raise ArgumentError(
                 "Losses must be of one kind in all micro-batches of a step, got "
@@ -200,26 +213,32 @@ class ShardedAccumulation:
             name = str(len(self._rows))
         total, count = self._rows.get(name, (torch.zeros_like(row), 0))
         self._rows[name] = (total + row, count + 1)
+        self._values[name] = loss + self._values.get(name, 0)
 
     def _weights(
-        self, aggregator: GramianAggregator, G: Tensor, names: tuple[str, ...], overflow: str
+        self, aggregator: GramianAggregator | Balancer, G: Tensor, told: Step, overflow: str
     ) -> Tensor:
         finite = torch.isfinite(G.diagonal())
         if bool(finite.all()):
             return self._pool.asked_of_first(
-                lambda: weights_from(aggregator, G), G.diagonal(), "weights"
+                lambda: weights_from(aggregator, G, told), G.diagonal(), "weights"
             )
         if overflow == "mean":
             return torch.full_like(G.diagonal(), 1 / len(G))
-        bad = [name for name, fine in zip(names, finite.tolist(), strict=True) if not fine]
+        bad = [name for name, fine in zip(told.names, finite.tolist(), strict=True) if not fine]
         raise nonfinite_error("Gradients", bad)
+
+    def _all_values(self, like: Tensor) -> Tensor:
+        """The losses of the rows: the mean over micro-batches, over all processes."""
+        own = [self._values[name] / count for name, (_, count) in self._rows.items()]
+        return self._pool.sum(torch.stack(own).to(like), "losses")
 
     def _plain_weight(self, m: int) -> float:
         ((kind, columns),) = self._kinds
         return 1.0 if kind == "tasks" else columns / m
 
 
-def needs_whole_rows(aggregator: Aggregator) -> str:
+def needs_whole_rows(aggregator: Method) -> str:
     """Why an aggregator cannot work with parameters in pieces."""
     return (
         "With parameters in pieces, the aggregator must be a weighting of the rows, got "

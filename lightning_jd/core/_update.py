@@ -8,10 +8,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_jd.aggregators import Aggregator, GramianAggregator
+from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, Method
+from lightning_jd.core._answers import weights_from
 from lightning_jd.core._groups import Groups, split_into_groups
-from lightning_jd.core._report import Report
-from lightning_jd.core._routes import Overflow, Progress, plain, through_gramian, through_jacobian
+from lightning_jd.core._report import GroupReport, Report, total_gramian
+from lightning_jd.core._routes import (
+    Overflow,
+    Progress,
+    plain,
+    step_of,
+    through_gramian,
+    through_jacobian,
+    through_values,
+)
 from lightning_jd.core._surrogate import surrogate
 from lightning_jd.engines import Objectives, Selection, hooks_silenced, leaves_reached
 from lightning_jd.errors import GraphError
@@ -26,15 +35,31 @@ class Update:
         gradients: One per parameter; the list is emptied when they are handed over.
         value: The mean of the losses, a detached scalar.
         report: How they were computed.
+        combined: The weighted sum of the losses with its graph, where an ordinary backward pass of
+            it is all that is left to do; there are no gradients then.
     """
 
     params: list[Tensor]
     gradients: list[Tensor]
     value: Tensor
     report: Report
+    combined: Tensor | None = None
+
+    def deliver(self, retain_graph: bool = False) -> None:
+        """Add the gradients to ``.grad`` of the parameters, and of no other tensor."""
+        if self.combined is None:
+            self.surrogate().backward()
+        else:
+            torch.autograd.backward(self.combined, retain_graph=retain_graph, inputs=self.params)
 
     def surrogate(self) -> Tensor:
-        """A scalar, equal to the mean of the losses, whose backward pass adds the gradients."""
+        """A scalar whose backward pass adds the gradients.
+
+        It is equal to the mean of the losses, or to their weighted sum if that has to be
+        differentiated.
+        """
+        if self.combined is not None:
+            return self.combined
         if not self.params:  # on several processes, this one may have none
             nobody = self.value.new_zeros((), requires_grad=True)
             return surrogate(self.value, [nobody], [torch.zeros_like(nobody)])
@@ -44,7 +69,7 @@ class Update:
 def compute_update(
     objectives: Objectives,
     selection: Selection,
-    aggregator: Aggregator,
+    aggregator: Method,
     *,
     groups: Groups = None,
     memory: Literal["fast", "low"] = "fast",
@@ -55,8 +80,9 @@ def compute_update(
     """Compute the gradients of one step of Jacobian descent without touching ``.grad``.
 
     Selected parameters get ``Jᵀ w`` with ``w = aggregator.weights(J Jᵀ)``, group by group, or
-    ``aggregator(J)`` where the aggregator is no weighting. The others get their plain gradient,
-    that of the sum over tasks of the mean over instances.
+    ``aggregator(J)`` where the aggregator is no weighting; a balancer gives ``w`` from the losses
+    alone. The others get their plain gradient, that of the sum over tasks of the mean over
+    instances.
 
     Args:
         objectives: The losses.
@@ -75,18 +101,26 @@ def compute_update(
         NonFiniteError: If a loss, or the gradient of one, is NaN or infinite.
         GraphError: If no objective reaches a parameter.
     """
+    if isinstance(aggregator, Balancer) and not selection.plain:
+        vector = _vector(objectives)
+        if vector is not None:
+            return _balanced(objectives, vector, selection, aggregator)
     progress = Progress()
     begin = progress.last
     tensors = dict(selection.plain + selection.selected)
-    weighted = isinstance(aggregator, GramianAggregator)
+    is_rows = isinstance(aggregator, Aggregator) and not isinstance(aggregator, GramianAggregator)
     selected = selection.selected
-    if groups is not None or not weighted:  # else the tape finds out by itself
+    if groups is not None or is_rows:  # else it is found out by itself
         reached = leaves_reached(objectives)
         selected = [(name, tensor) for name, tensor in selected if id(tensor) in reached]
     members = split_into_groups(selected, groups)
     with hooks_silenced(tensors.values()):  # they run when the gradients are delivered
         plain(progress, objectives, selection.plain, scale)
-        if isinstance(aggregator, GramianAggregator):
+        if isinstance(aggregator, Balancer):
+            through_values(
+                progress, objectives, selected, aggregator, scale=scale, retain_graph=retain_graph
+            )
+        elif isinstance(aggregator, GramianAggregator):
             through_gramian(
                 progress,
                 objectives,
@@ -98,6 +132,7 @@ def compute_update(
                 retain_graph=retain_graph,
             )
         else:
+            assert isinstance(aggregator, Aggregator)
             through_jacobian(
                 progress, objectives, members, aggregator, scale=scale, overflow=overflow
             )
@@ -122,17 +157,47 @@ def nothing_reached(parameters: int) -> GraphError:
     )
 
 
+def _vector(objectives: Objectives) -> Tensor | None:
+    """The losses with their graph, shape (m,); ``None`` if only their places in it are known."""
+    losses = objectives.losses
+    if isinstance(losses, Tensor):
+        return losses.reshape(-1)
+    scalars = [loss for loss in losses if isinstance(loss, Tensor)]
+    return torch.stack(scalars) if len(scalars) == len(losses) else None
+
+
+def _balanced(
+    objectives: Objectives, vector: Tensor, selection: Selection, balancer: Balancer
+) -> Update:
+    """What is left to do is one ordinary backward pass, which need not be ours."""
+    progress = Progress()
+    begin = progress.last
+    told = step_of(objectives)
+    if told.values is not None and not bool(torch.isfinite(told.values).all()):
+        objectives.check_finite()
+    weights = weights_from(balancer, None, told)
+    progress.reports[None] = GroupReport(None, weights, tuple(n for n, _ in selection.selected))
+    progress.paths |= dict.fromkeys((name for name, _ in selection.selected), "balanced")
+    progress.lap("weights")
+    progress.milliseconds["total"] = 1000 * (progress.last - begin)
+    return Update(
+        [tensor for _, tensor in selection.selected],
+        [],
+        objectives.shown(),
+        _report(objectives, progress),
+        vector @ weights,
+    )
+
+
 def _report(objectives: Objectives, progress: Progress) -> Report:
     parts = list(progress.reports.values())
     m, device = objectives.m, objectives.device
     if not parts:  # no parameter is shared by two tasks: plain training
         weights: Tensor | None = objectives.plain_weights()
-        gramian = torch.zeros(m, m, dtype=objectives.dtype, device=device)
+        gramian: Tensor | None = torch.zeros(m, m, dtype=objectives.dtype, device=device)
     else:
         weights = parts[0].weights if len(parts) == 1 else None
-        gramian = parts[0].gramian
-        for part in parts[1:]:
-            gramian = gramian + part.gramian
+        gramian = total_gramian(parts)
     return Report(
         gramian=gramian,
         weights=weights,

@@ -60,7 +60,9 @@ class Setting:
         options: dict[str, Any] = {} if self.reg is None else {"reg": self.reg}
         if "seed" in signature(available()[self.aggregator]).parameters:
             options["seed"] = seed
-        return resolve({"name": self.aggregator} | options)
+        aggregator = resolve({"name": self.aggregator} | options)
+        assert isinstance(aggregator, Aggregator)
+        return aggregator
 
 
 def check_epochs(epochs: int | None) -> None:

@@ -140,6 +140,7 @@ class _InstanceWise(LightningModule):
     def on_train_batch_end(self, *_: Any) -> None:
         report = self._descent.report
         assert report is not None
+        assert report.gramian is not None
         update = direction_of(report)
         found = conflict_summary(report.gramian, report.weights, update=update).to_dict()
         self.steps.append(

@@ -6,6 +6,7 @@ from lightning_jd.linalg._dual_cone import dual_cone_weights, upgrad_weights
 from lightning_jd.linalg._kkt import dual_cone_residuals, min_norm_residuals
 from lightning_jd.linalg._semidefinite import check_semidefinite
 from lightning_jd.linalg._simplex import min_norm_weights
+from lightning_jd.linalg._simplex_projection import simplex_projection
 
 __all__ = [
     "cagrad_weights",
@@ -17,5 +18,6 @@ __all__ = [
     "dual_cone_weights",
     "min_norm_residuals",
     "min_norm_weights",
+    "simplex_projection",
     "upgrad_weights",
 ]

@@ -31,7 +31,7 @@ class Figures:
     def add(self, update: Pass) -> None:
         """Add an update."""
         report = update.report
-        if not report.names:  # everything was left out
+        if not report.names or report.gramian is None:  # everything was left out, or no Jacobian
             return
         device = report.gramian.device
         self._summary.to(device).update(report.gramian, report.weights, update=direction_of(report))

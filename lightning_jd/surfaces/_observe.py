@@ -56,7 +56,7 @@ def direction_of(report: Report) -> Direction | None:
 
 
 def _direction(group: GroupReport) -> Direction | None:
-    if group.weights is not None:
+    if group.weights is not None and group.gramian is not None:
         return Direction.of_weights(group.gramian, group.weights)
     if group.products is not None and group.squared_length is not None:
         return Direction(group.products, group.squared_length)
@@ -75,17 +75,20 @@ def values_of(
     """
     report = update.report
     collected = _Collected()
-    summary = conflict_summary(
-        report.gramian, report.weights, update=direction_of(report), stationarity=stationarity
-    )
-    collected.add("", summary.names, summary.values)
+    if (G := report.gramian) is not None:  # a balancer computes no gradients of single losses
+        summary = conflict_summary(
+            G, report.weights, update=direction_of(report), stationarity=stationarity
+        )
+        collected.add("", summary.names, summary.values)
     collected.add("", ("mean_loss",), update.seen.shown.reshape(1))
     if (tasks := tasks_of(update)) is not None:
         collected.add("weight/", tasks.names, tasks.weights)
-        collected.add("norm/", tasks.names, gradient_norms(report.gramian))
+        collected.add("norm/", tasks.names, None if G is None else gradient_norms(G))
         collected.add("loss/", tasks.loss_names, tasks.losses)
     if per_group and len(report.groups) > 1:
         for name, group in report.groups.items():
+            if group.gramian is None:
+                continue
             direction = None if group.weights is not None else _direction(group)
             summary = conflict_summary(group.gramian, group.weights, update=direction)
             collected.add(f"group/{name}/", summary.names, summary.values)

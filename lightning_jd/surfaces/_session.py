@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_jd.core import Report, Update, surrogate
+from lightning_jd.core._halves import in_halves
 from lightning_jd.core._pool import Pool
 from lightning_jd.core._replicas import check_replicas
 from lightning_jd.core._roll_call import answer
@@ -284,6 +285,8 @@ class Session:
         loop = strategy.lightning_module.trainer.fit_loop
         if self._collected is None or loop.batch_idx % loop.trainer.accumulate_grad_batches == 0:
             self._collected = begin(named, self.settings)
+        piece = loop.batch_idx % loop.trainer.accumulate_grad_batches
+        objectives = in_halves(self.settings.aggregator, objectives, piece)
         self._collected.add(objectives, scale=1.0 if scale is None else scale)
         answer(strategy.root_device)  # for every batch, because Lightning waits for every batch
         if loop._should_accumulate():

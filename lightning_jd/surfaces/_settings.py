@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from lightning_jd.aggregators import Aggregator
+from lightning_jd.aggregators import Method
 from lightning_jd.core import Groups
 from lightning_jd.engines import Select, Split, check_select
 from lightning_jd.errors import ArgumentError
@@ -24,7 +24,7 @@ class Settings:
         ArgumentError: If an argument is not one of its values.
     """
 
-    aggregator: Aggregator
+    aggregator: Method
     rows: RowsOption | None = None
     params: Select = "all"
     groups: Groups = None

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_jd.core import COMPLETE, Delivery, Update, compute_update
 from lightning_jd.core._accumulation import Accumulation
+from lightning_jd.core._halves import in_halves
 from lightning_jd.core._pool import Pool
 from lightning_jd.core._roll_call import answer
 from lightning_jd.core._sharded import ShardedAccumulation, is_sharded
@@ -42,6 +43,7 @@ def compute_step(
         NonFiniteError: If a loss or gradient is NaN or infinite, unless that is to be skipped.
         PeerError: If another process has failed.
     """
+    objectives = in_halves(settings.aggregator, objectives)
     if Pool().size == 1 and not is_sharded(named):
         try:
             return compute_update(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from lightning_jd.aggregators import Aggregator, resolve
+from lightning_jd.aggregators import Method, resolve
 from lightning_jd.core import Report
 from lightning_jd.core._roll_call import report_failure
 from lightning_jd.engines import Split
@@ -81,7 +81,7 @@ class DescentCallback:
 
     def __init__(
         self,
-        aggregator: str | dict[str, Any] | Aggregator = "upgrad",
+        aggregator: str | dict[str, Any] | Method = "upgrad",
         rows: RowsOption | None = None,
         params: str | list[str] | Callable[..., bool] = "all",
         groups: str | Callable[..., Any] | None = None,
@@ -197,7 +197,9 @@ class DescentCallback:
             self._monitor.after_batch(trainer, pl_module, self._session)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Refuse to go on if all losses were left out, or there was none."""
+        """Tell the method, and refuse to go on if all losses were left out, or there was none."""
+        if self._session is not None:
+            self.settings.aggregator.end_epoch()
         if self._monitor is not None:
             self._monitor.after_epoch(trainer)
         session = self._session

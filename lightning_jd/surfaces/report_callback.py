@@ -114,13 +114,13 @@ class ReportCallback:
             self._add_cosines(update)
 
     def _add_cosines(self, update: Pass) -> None:
-        if (tasks := tasks_of(update)) is None:
+        tasks, gramian = tasks_of(update), update.report.gramian
+        if tasks is None or gramian is None:
             return
         if self._cosines is None:
             self._cosines = PairwiseCosine(tasks.names, sync_on_compute=False)
         elif not set(tasks.names) <= set(self._cosines.names):
             self._cosines = self._cosines.extended(tasks.names)
-        gramian = update.report.gramian
         self._cosines.to(gramian.device).update(gramian, tasks.names)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:

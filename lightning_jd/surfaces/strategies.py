@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import override
 
-from lightning_jd.aggregators import Aggregator
+from lightning_jd.aggregators import Method
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._settings import Accumulation, Memory, Nonfinite, RowsOption
 from lightning_jd.surfaces.callback import DescentCallback
@@ -43,7 +43,7 @@ class DescentStrategy(_Strategy):  # type: ignore[misc]  # of either package
 
     def __init__(
         self,
-        aggregator: str | dict[str, Any] | Aggregator = "upgrad",
+        aggregator: str | dict[str, Any] | Method = "upgrad",
         rows: RowsOption | None = None,
         params: str | list[str] | Callable[..., bool] = "all",
         groups: str | Callable[..., Any] | None = None,

@@ -28,11 +28,22 @@ WEIGHTED = {name: cls for name, cls in CLASSES.items() if issubclass(cls, Gramia
 every_aggregator = pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
 every_weighted = pytest.mark.parametrize("cls", WEIGHTED.values(), ids=WEIGHTED)
 
-# All but one are homogeneous of degree one: the update is as long as the gradients.
-HOMOGENEITY = dict.fromkeys(CLASSES, 1) | {"nashmtl": 0}
+# Most are homogeneous of degree one: the update is as long as the gradients.
+HOMOGENEITY = dict.fromkeys(CLASSES, 1) | {"nashmtl": 0, "fairgrad": 0}
+# A step size of weights, or the epsilon of Adam, has a scale, which is part of the method.
+SCALE_FREE = {name: cls for name, cls in CLASSES.items() if name not in ("mconfig", "moco", "modo")}
+scale_free = pytest.mark.parametrize("cls", SCALE_FREE.values(), ids=SCALE_FREE)
+scale_free_weighted = pytest.mark.parametrize(
+    "cls", [cls for cls in SCALE_FREE.values() if cls in WEIGHTED.values()], ids=lambda c: c.name
+)
 ONE_ROW = dict.fromkeys(CLASSES, torch.tensor([3.0, -4.0], dtype=torch.float64)) | {
     "cagrad": 1.5 * torch.tensor([3.0, -4.0], dtype=torch.float64),  # (1 + c) g
     "nashmtl": torch.tensor([0.6, -0.8], dtype=torch.float64),  # epsilon g / |g|
+    "fairgrad": torch.tensor([0.6, -0.8], dtype=torch.float64),
+    "dbmtl": 0.1 * torch.tensor([3.0, -4.0], dtype=torch.float64),  # (1 - beta) g
+    "moco": 0.5 * torch.tensor([3.0, -4.0], dtype=torch.float64),  # beta g
+    # As Adam's first step: g / (|g| + eps), entry by entry.
+    "mconfig": torch.tensor([3.0 / 3.001, -4.0 / 4.001], dtype=torch.float64),
 }
 
 
@@ -58,7 +69,7 @@ def test_the_update_is_finite_at_any_shape_rank_and_scale(cls: type[Aggregator],
 
 
 @pytest.mark.slow
-@every_weighted
+@scale_free_weighted
 @EXAMPLES
 @given(J=jacobians(max_m=4), exponent=st.sampled_from([-8, 8]))
 def test_no_threshold_is_absolute(cls: type[GramianAggregator], J: Tensor, exponent: int) -> None:
@@ -69,7 +80,7 @@ def test_no_threshold_is_absolute(cls: type[GramianAggregator], J: Tensor, expon
     assert (scaled - expected).norm() <= 1e-9 * expected.norm().maximum(1e-6 * size(factor * J))
 
 
-@every_aggregator
+@scale_free
 @pytest.mark.parametrize("factor", [1e-8, 1e8])
 def test_small_and_large_gradients_are_treated_alike(cls: type[Aggregator], factor: float) -> None:
     J = MATRICES["full_rank_5x9"]

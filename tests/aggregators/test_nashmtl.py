@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from lightning_jd.aggregators import MGDA, NashMTL, _nashmtl
+from lightning_jd.aggregators import MGDA, NashMTL, _fairness
 from tests.helpers.gramians import FAMILIES
 from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians, normal
 
@@ -72,6 +72,6 @@ def test_next_to_a_stationary_point_every_objective_still_gains() -> None:
 
 
 def test_too_many_steps_are_no_silent_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_nashmtl, "_MAX_STEPS", 1)
+    monkeypatch.setattr(_fairness, "_MAX_STEPS", 1)
     with pytest.warns(RuntimeWarning, match="1 Newton steps, got none: the update .* is zero"):
         assert not NashMTL().weights(FAMILIES["conflicting"](6, 0)).any()

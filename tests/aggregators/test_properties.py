@@ -9,6 +9,7 @@ from hypothesis import given
 from lightning_jd.aggregators import (
     RGW,
     Aggregator,
+    ExcessMTL,
     GramianAggregator,
     PCGrad,
     Property,
@@ -41,7 +42,9 @@ def test_a_property_is_claimed_exactly_when_it_holds(cls: type[Aggregator], prop
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
 def test_exactly_those_that_claim_to_be_weighted_give_weights(cls: type[Aggregator]) -> None:
-    assert issubclass(cls, GramianAggregator) == (Property.WEIGHTED in cls.properties)
+    needs_more_than_products = cls is ExcessMTL  # of its weights: the squares of all entries
+    gives = issubclass(cls, GramianAggregator) or needs_more_than_products
+    assert gives == (Property.WEIGHTED in cls.properties)
 
 
 @pytest.mark.parametrize("cls", CLAIM_NON_CONFLICTING, ids=lambda cls: cls.name)

@@ -99,15 +99,6 @@ def test_a_weighting_of_the_jacobian_is_applied_to_it() -> None:
     assert_close(aggregator(J), J[:, 0] @ J, rtol=1e-12, atol=0)
 
 
-def test_the_state_of_the_wrapped_object_is_part_of_ours() -> None:
-    class Counting(theirs.UPGradWeighting):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("calls", torch.zeros(()))
-
-    assert "weighting.calls" in resolve(Counting()).state_dict()
-
-
 def test_wrong_weights_of_a_foreign_object_are_refused() -> None:
     class Wrong(theirs.UPGradWeighting):
         def forward(self, gramian: torch.Tensor, /) -> torch.Tensor:

@@ -10,15 +10,21 @@ import torch
 from torch import Tensor
 
 from lightning_jd.aggregators import (
+    CRMOGM,
     Aggregator,
     Constant,
     DualProj,
+    FromFunction,
     GramianAggregator,
     Krum,
+    MConFIG,
+    MoDo,
+    Primary,
     Property,
     TrimmedMean,
     UPGrad,
 )
+from lightning_jd.aggregators._memory import Stateful
 from tests.helpers.matrices import normal, size
 
 Make = Callable[[], Aggregator]
@@ -29,8 +35,14 @@ DRAWS = 8
 
 def of_definition(cls: type[Aggregator], m: int) -> Aggregator:
     """The aggregator as its paper defines it, for m objectives: without regularisation."""
-    if issubclass(cls, UPGrad | DualProj):
+    if issubclass(cls, UPGrad | DualProj | Primary):
         return cls(reg=0)
+    if issubclass(cls, CRMOGM):  # around one that promises nothing
+        return cls(FromFunction(_by_position_and_norm))
+    if issubclass(cls, MConFIG):  # so large that it does not make noise of where the update is zero
+        return cls(eps=1e-3)
+    if issubclass(cls, MoDo):  # so small that the longest rows of the set are not beyond it
+        return cls(gamma=1e-16)
     if issubclass(cls, Constant):
         return cls(weights=[(-1.0) ** i * (i + 1) for i in range(m)])
     if issubclass(cls, Krum):  # as many arbitrary rows as it can stand
@@ -38,6 +50,12 @@ def of_definition(cls: type[Aggregator], m: int) -> Aggregator:
     if issubclass(cls, TrimmedMean):
         return cls(trim=(m - 1) // 2)
     return cls()
+
+
+def _by_position_and_norm(gramian: Tensor) -> Tensor:
+    norms = gramian.diagonal().sqrt()
+    signs = torch.tensor([(-1.0) ** i * (i + 1) for i in range(len(gramian))]).to(norms)
+    return signs * norms / norms.max() if bool(norms.any()) else norms
 
 
 def holds(prop: Property, make: Make, J: Tensor) -> bool:
@@ -55,15 +73,25 @@ def worst_conflict(aggregator: Aggregator, J: Tensor) -> float:
     return float((-cosines).nan_to_num(nan=0.0).max())
 
 
+def _sequence(aggregator: Aggregator, J: Tensor) -> list[Tensor]:
+    """What to call it with: once, often if it is random, with other rows if it remembers."""
+    if not aggregator.state_dict():
+        return [J]
+    if not isinstance(aggregator, Stateful):
+        return [J] * DRAWS
+    # Of other lengths, and turned among each other, in ways that belong to columns and steps.
+    columns = torch.arange(J.shape[1], dtype=J.dtype)
+    return [J * (1 + 0.9 * torch.sin((2 * t + 1) * (columns + t))) for t in range(DRAWS)]
+
+
 def _outcomes(make: Make, J: Tensor) -> list[Tensor]:
     aggregator = make()
-    return [aggregator(J) for _ in range(DRAWS if aggregator.state_dict() else 1)]
+    return [aggregator(rows) for rows in _sequence(aggregator, J)]
 
 
 def _is_non_conflicting(make: Make, J: Tensor) -> bool:
     aggregator = make()
-    draws = DRAWS if aggregator.state_dict() else 1
-    return all(worst_conflict(aggregator, J) <= TOLERANCE for _ in range(draws))
+    return all(worst_conflict(aggregator, rows) <= TOLERANCE for rows in _sequence(aggregator, J))
 
 
 def _is_linear_under_scaling(make: Make, J: Tensor) -> bool:
@@ -83,12 +111,17 @@ def _is_linear_under_scaling(make: Make, J: Tensor) -> bool:
 
 
 def _is_weighted(make: Make, J: Tensor) -> bool:
+    sequence = _sequence(make(), J)
+    return all(
+        _distance_to_span(d, rows) <= TOLERANCE * d.norm().maximum(size(rows))
+        for d, rows in zip(_outcomes(make, J), sequence, strict=True)
+    )
+
+
+def _distance_to_span(d: Tensor, J: Tensor) -> Tensor:
     span = torch.linalg.svd(J, full_matrices=False)
     V = span.Vh[1e-12 * span.S.max() < span.S]  # an orthonormal basis of the span of the rows
-    return all(
-        (d - V.T @ (V @ d)).norm() <= TOLERANCE * d.norm().maximum(size(J))
-        for d in _outcomes(make, J)
-    )
+    return (d - V.T @ (V @ d)).norm()
 
 
 def _is_permutation_invariant(make: Make, J: Tensor) -> bool:

@@ -1,0 +1,92 @@
+"""CR-MOGM: the weights of another method, averaged over steps."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.aggregators._arguments import share
+from lightning_jd.aggregators._base import GramianAggregator, Property
+from lightning_jd.aggregators._memory import StatefulGramianAggregator
+from lightning_jd.aggregators._registry import register, resolve
+from lightning_jd.aggregators._step import Step
+from lightning_jd.errors import ArgumentError
+
+
+@register
+class CRMOGM(StatefulGramianAggregator):
+    r"""Correction of multi-objective gradient manipulation: a moving average of weights.
+
+    .. math::
+        \mathcal A(J_t) = J_t^\top \lambda_t, \qquad
+        \lambda_t = \alpha \lambda_{t-1} + (1 - \alpha)\, w(G_t)
+
+    with :math:`w` the weights of another aggregator. A task begins with the weight of its first
+    step. What the other one promises for a single step does not hold for the average; it is
+    weighted, and nothing else is claimed.
+
+    Args:
+        aggregator: The other one, which must be weighted: a name, a dict with name and arguments,
+            or an object.
+        alpha: Share of the past, from 0 (the other one itself) to 1 (the weights of the first
+            step).
+
+    Raises:
+        ArgumentError: If ``alpha`` is not from 0 to 1, or the other one is not weighted.
+
+    Example:
+        >>> import torch
+        >>> smooth = CRMOGM("mgda", alpha=0.5)
+        >>> smooth.weights(torch.diag(torch.tensor([1.0, 1.0])))
+        tensor([0.5000, 0.5000])
+        >>> smooth.weights(torch.diag(torch.tensor([0.0, 1.0])))
+        tensor([0.7500, 0.2500])
+
+    References:
+        Zhou et al., *On the Convergence of Stochastic Multi-Objective Gradient Manipulation and
+        Beyond*, NeurIPS 2022.
+    """
+
+    properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
+    is_foreign: ClassVar[bool] = True  # it may be around anything
+
+    def __init__(
+        self,
+        aggregator: str | Mapping[str, Any] | GramianAggregator = "upgrad",
+        alpha: float = 0.9,
+    ) -> None:
+        super().__init__()
+        inner = resolve(aggregator)
+        if not isinstance(inner, GramianAggregator):
+            raise ArgumentError(
+                "`aggregator` must be weighted, so that there are weights to average, got "
+                f"{type(inner).__name__}. Choose for instance 'upgrad'."
+            )
+        self.aggregator = inner
+        self.alpha = share("alpha", alpha)
+
+    @override
+    def weigh(self, gramian: Tensor, step: Step) -> Tensor:
+        newest = self.aggregator.weigh(gramian, step).double()
+        memory = self.memory(step)
+        past = memory.recall("weight", step.names, newest)
+        weights = self.alpha * past + (1 - self.alpha) * newest
+        memory.keep("weight", step.names, weights)
+        return weights.to(gramian)
+
+    @override
+    def reset(self) -> None:
+        """Forget everything, also what the other aggregator keeps."""
+        super().reset()
+        self.aggregator.reset()
+
+    @override
+    def end_epoch(self) -> None:
+        """Tell the other aggregator."""
+        self.aggregator.end_epoch()
+
+    @override
+    def extra_repr(self) -> str:
+        """The share of the past; the other aggregator is shown below."""
+        return f"alpha={self.alpha}"

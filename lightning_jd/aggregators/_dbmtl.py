@@ -1,0 +1,67 @@
+"""DB-MTL: logarithms of the losses, and momenta of equal length."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.aggregators._arguments import not_negative, share
+from lightning_jd.aggregators._balancer import check_positive
+from lightning_jd.aggregators._base import Property
+from lightning_jd.aggregators._memory import StatefulAggregator
+from lightning_jd.aggregators._registry import register
+from lightning_jd.aggregators._step import Step
+
+
+@register
+class DBMTL(StatefulAggregator):
+    r"""Dual-balancing: scale-invariant losses, and gradients that are made as long as the longest.
+
+    .. math::
+        \mathcal A(J) = \max_k \lVert y_k \rVert \sum_{i=1}^{m} \frac{y_i}{\lVert y_i \rVert},
+        \qquad y_i \leftarrow \beta_t\, y_i + (1 - \beta_t)\, \nabla \log \ell_i, \qquad
+        \beta_t = \beta / t^\sigma
+
+    The gradient of :math:`\log \ell_i` is :math:`g_i / \ell_i`. The :math:`y_i` begin with zero.
+    A task whose :math:`y_i` is zero is left out. It needs the rows, and keeps one per task, (m, n)
+    numbers.
+
+    Called with a Jacobian alone, all losses count as one.
+
+    Args:
+        beta: Share of the past, at least 0 and less than 1.
+        sigma: How fast it decays with the number of steps, not negative.
+
+    Raises:
+        ArgumentError: If an argument is out of its range; when called, if a loss is not positive.
+
+    Example:
+        >>> DBMTL(beta=0.0)(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
+        tensor([3., 3.])
+
+    References:
+        Lin et al., *Dual-Balancing for Multi-Task Learning*, arXiv:2308.12029.
+    """
+
+    uses_values: ClassVar[bool] = True
+    properties: ClassVar[frozenset[Property]] = frozenset({Property.PERMUTATION_INVARIANT})
+
+    def __init__(self, beta: float = 0.9, sigma: float = 0.5) -> None:
+        super().__init__()
+        self.beta = share("beta", beta, below_one=True)
+        self.sigma = not_negative("sigma", sigma)
+
+    @override
+    def combine(self, jacobian: Tensor, step: Step) -> Tensor:
+        J = jacobian.float() if jacobian.dtype.itemsize < 4 else jacobian
+        losses = step.losses_or_ones(J)
+        check_positive("DBMTL", losses, step)
+        memory = self.memory(step)
+        past = memory.recall("gradient", step.names, torch.zeros_like(J))
+        beta = self.beta / memory.steps**self.sigma
+        Y: Tensor = beta * past + (1 - beta) * (J / losses[:, None])
+        memory.keep("gradient", step.names, Y)
+        lengths = Y.norm(dim=1)
+        factors = torch.where(lengths > 0, lengths.max() / lengths, 0.0)
+        return (factors @ Y).to(jacobian)

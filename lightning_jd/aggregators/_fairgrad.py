@@ -1,0 +1,70 @@
+"""FairGrad: the update of an alpha-fair allocation between the objectives."""
+
+from typing import ClassVar
+
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.aggregators._arguments import positive
+from lightning_jd.aggregators._base import GramianAggregator, Property, check_gramian
+from lightning_jd.aggregators._fairness import fair_weights
+from lightning_jd.aggregators._precision import in_float64, relative_tolerance
+from lightning_jd.aggregators._registry import register
+
+
+@register
+class FairGrad(GramianAggregator):
+    r"""The direction that maximises an alpha-fair utility of all improvements.
+
+    .. math::
+        \mathcal A(J) = J^\top w, \qquad G w = w^{-1/\alpha} \text{ (element-wise)}, \quad w \succ 0
+
+    For :math:`\alpha = 1` it has the direction of :class:`~lightning_jd.aggregators.NashMTL`; as
+    :math:`\alpha` grows, the least improvement counts more and more. The equation is the optimality
+    condition of a convex program, which is solved by damped Newton steps for rows scaled to norm
+    one. If no direction improves all objectives (the point is Pareto stationary, or a row is zero)
+    there is no solution, and the update is zero; the threshold is that of Nash-MTL.
+
+    The length of the update is not that of the gradients: gradients t times as long give an update
+    :math:`t^{(1 - \alpha) / (1 + \alpha)}` times as long.
+
+    Args:
+        alpha: Positive.
+
+    Raises:
+        ArgumentError: If ``alpha`` is not positive and finite.
+
+    Example:
+        >>> import torch
+        >>> FairGrad(alpha=1.0)(torch.tensor([[4.0, 0.0], [0.0, 0.1]]))
+        tensor([1., 1.])
+
+    References:
+        Ban and Ji, *Fair Resource Allocation in Multi-Task Learning*, ICML 2024, arXiv:2402.15638.
+    """
+
+    properties: ClassVar[frozenset[Property]] = frozenset(
+        {Property.NON_CONFLICTING, Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
+    )
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        super().__init__()
+        self.alpha = positive("alpha", alpha)
+
+    @override
+    def weights(self, gramian: Tensor) -> Tensor:
+        check_gramian(gramian)
+        G, p = in_float64(gramian), 1 / self.alpha
+        norms = G.diagonal().clamp(min=0).sqrt()
+        if not bool((norms > 0).all()):
+            return gramian.new_zeros(len(gramian))
+        scale = norms.log().mean().exp()  # common to all rows: x is then of order one
+        relative = norms / scale
+        cosines = G / norms / norms[:, None]
+        tolerance = relative_tolerance(1, gramian.dtype)
+        # With w = x / norm, row i of the equation is (C x)_i = norm_i^(p - 1) x_i^(-p).
+        x = fair_weights(cosines, relative ** (p - 1), p, tolerance, "FairGrad")
+        if x is None:
+            return gramian.new_zeros(len(gramian))
+        weights: Tensor = x / relative * scale ** (-2 / (1 + p))
+        return weights.to(gramian)

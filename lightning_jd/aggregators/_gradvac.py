@@ -1,0 +1,88 @@
+"""GradVac: turn rows towards each other until they are as alike as they usually are."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.aggregators._arguments import share
+from lightning_jd.aggregators._base import Property, check_gramian
+from lightning_jd.aggregators._memory import StatefulGramianAggregator
+from lightning_jd.aggregators._precision import in_float64
+from lightning_jd.aggregators._random import OwnGenerator, random_orders
+from lightning_jd.aggregators._registry import register
+from lightning_jd.aggregators._step import Step
+
+_MOST_ALIKE = 1 - 1e-6  # rows cannot be turned onto one another with finite weights
+
+
+@register
+class GradVac(StatefulGramianAggregator, OwnGenerator):
+    r"""Gradient Vaccine: sum of the rows, each turned until its cosines reach their targets.
+
+    Row :math:`g_i` visits the others in random order. With :math:`\phi` the cosine of :math:`g_i`,
+    as it has become, and :math:`g_j`, and :math:`\hat\phi_{ij}` the target, if
+    :math:`\phi < \hat\phi_{ij}`
+
+    .. math::
+        g_i \leftarrow g_i + \frac{\lVert g_i \rVert
+        \bigl(\hat\phi_{ij} \sqrt{1 - \phi^2} - \phi \sqrt{1 - \hat\phi_{ij}^2}\bigr)}
+        {\lVert g_j \rVert \sqrt{1 - \hat\phi_{ij}^2}}\, g_j,
+
+    after which the cosine is :math:`\hat\phi_{ij}`. Then
+    :math:`\hat\phi_{ij} \leftarrow (1 - \beta) \hat\phi_{ij} + \beta \phi`. The results are added.
+
+    Targets begin with 0: the first step is that of :class:`~lightning_jd.aggregators.PCGrad`. They
+    are kept by the names of the pair. A row without length has no cosine: it changes nothing.
+
+    Args:
+        beta: Share of the newest cosine in the targets, from 0 to 1.
+        seed: Start of the random stream, which is saved in the state dict.
+
+    Raises:
+        ArgumentError: If ``beta`` is not from 0 to 1.
+
+    Example:
+        >>> GradVac()(torch.tensor([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]))
+        tensor([0.5848, 3.8012, 3.8012])
+
+    References:
+        Wang et al., *Gradient Vaccine: Investigating and Improving Multi-task Optimization in
+        Massively Multilingual Models*, ICLR 2021.
+    """
+
+    properties: ClassVar[frozenset[Property]] = frozenset(
+        {Property.LINEAR_UNDER_SCALING, Property.WEIGHTED}
+    )
+
+    def __init__(self, beta: float = 0.5, seed: int = 0) -> None:
+        super().__init__(seed=seed)
+        self.beta = share("beta", beta)
+
+    @override
+    def weigh(self, gramian: Tensor, step: Step) -> Tensor:
+        check_gramian(gramian)
+        G, m = in_float64(gramian), len(gramian)
+        memory, rows = self.memory(step), torch.arange(m, device=G.device)
+        pairs = [f"{one}\n{other}" for one in step.names for other in step.names]
+        targets = memory.recall("cosine", pairs, G.new_zeros(m * m)).view(m, m).clone()
+        norms = G.diagonal().clamp(min=0).sqrt()
+        C = torch.eye(m, dtype=G.dtype, device=G.device)  # row i: the turned g_i in rows of J
+        for others in random_orders(m, self.generator).to(G.device).unbind(dim=1):
+            own = ((C @ G) * C).sum(dim=1).clamp(min=0).sqrt()  # the norm of the turned g_i
+            there = norms[others]
+            known = (own > 0) & (there > 0)
+            inner = (C * G[others]).sum(dim=1)
+            cosine = torch.where(known, inner / (own * there), 0.0).clamp(-1, 1)
+            target = targets[rows, others]
+            reach = target.clamp(-_MOST_ALIKE, _MOST_ALIKE)
+            squared_sine = 1 - cosine**2  # of opposite rows, nothing but rounding
+            sine = torch.where(squared_sine > 1e-14, squared_sine, 0.0).sqrt()
+            sine_reach = (1 - reach**2).sqrt()
+            turn = own * (reach * sine - cosine * sine_reach) / (there * sine_reach)
+            C[rows, others] += torch.where(known & (cosine < reach), turn, 0.0)
+            learned = (1 - self.beta) * target + self.beta * cosine
+            targets[rows, others] = torch.where(known, learned, target)
+        memory.keep("cosine", pairs, targets.flatten())
+        return C.sum(dim=0).to(gramian)

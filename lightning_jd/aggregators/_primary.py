@@ -1,0 +1,88 @@
+"""Primary: one objective leads, the others may not lose."""
+
+from typing import ClassVar
+
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.aggregators._arguments import checked_reg, not_negative
+from lightning_jd.aggregators._base import GramianAggregator, Property
+from lightning_jd.aggregators._registry import register
+from lightning_jd.aggregators._step import Step
+from lightning_jd.errors import ArgumentError
+from lightning_jd.linalg import check_square, dual_cone_weights
+
+
+@register
+class Primary(GramianAggregator):
+    r"""The gradient of one objective, projected onto the directions that harm none of the others.
+
+    .. math::
+        \mathcal A(J) = \operatorname*{arg\,min}_{d \,:\, g_j^\top d \ge 0,\ j \ne p}
+        \lVert d - g_p \rVert = g_p + \sum_{j \ne p} v_j g_j, \qquad v \succeq \text{margin}
+
+    With losses on remembered data as the others, this is Gradient Episodic Memory (GEM); with the
+    losses of what a model already does, it is fine-tuning under constraints. The primary objective
+    does not lose either: :math:`g_p^\top d = \lVert d \rVert^2`.
+
+    The properties are those of ``reg=0`` and ``margin=0``; what ``reg`` concedes is as in
+    :class:`~lightning_jd.aggregators.UPGrad`.
+
+    Args:
+        primary: The name of the leading objective, or its position.
+        margin: The least weight of each of the others (the memory strength of GEM), not negative.
+        reg: Regularisation relative to the trace of the Gramian; 0 is the projection itself.
+        solver: ``"auto"``, ``"batched"``, or the name of a solver of ``qpsolvers``.
+
+    Raises:
+        ArgumentError: If an argument is out of its range; when called, if there is no such
+            objective.
+
+    Example:
+        >>> import torch
+        >>> Primary(reg=0)(torch.tensor([[2.0, 2.0], [-4.0, 0.0]]))
+        tensor([0., 2.])
+
+    References:
+        Lopez-Paz and Ranzato, *Gradient Episodic Memory for Continual Learning*, NeurIPS 2017.
+    """
+
+    properties: ClassVar[frozenset[Property]] = frozenset(
+        {Property.NON_CONFLICTING, Property.LINEAR_UNDER_SCALING, Property.WEIGHTED}
+    )
+
+    def __init__(
+        self,
+        primary: str | int = 0,
+        margin: float = 0.0,
+        reg: float = 1e-4,
+        solver: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.primary = primary
+        self.margin = not_negative("margin", margin)
+        self.reg = checked_reg(reg)
+        self.solver = solver
+
+    @override
+    def weigh(self, gramian: Tensor, step: Step) -> Tensor:
+        target = gramian.new_full((len(gramian),), self.margin)
+        target[self._position(step)] = 1
+        return dual_cone_weights(gramian, target, reg=self.reg, solver=self.solver)
+
+    @override
+    def weights(self, gramian: Tensor) -> Tensor:
+        check_square("gramian", gramian)
+        return self.weigh(gramian, Step.bare(len(gramian)))
+
+    def _position(self, step: Step) -> int:
+        m, primary = len(step.names), self.primary
+        if isinstance(primary, int) and not isinstance(primary, bool) and -m <= primary < m:
+            return primary
+        if primary in step.names:
+            return step.names.index(str(primary))
+        listed = ", ".join(map(repr, step.names[:10])) + (", ..." if m > 10 else "")
+        raise ArgumentError(
+            f"`primary` must be one of the objectives of every step, got {primary!r} where they "
+            f"are {listed}."
+        )

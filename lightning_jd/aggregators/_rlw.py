@@ -1,0 +1,38 @@
+"""RLW: random weights of the losses."""
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.aggregators._balancer import Balancer
+from lightning_jd.aggregators._random import OwnGenerator
+from lightning_jd.aggregators._registry import register
+from lightning_jd.aggregators._step import Step
+
+
+@register
+class RLW(OwnGenerator, Balancer):
+    r"""Random Loss Weighting: a new random convex combination of the losses at each step.
+
+    .. math:: w = \operatorname{softmax}(z), \qquad z \sim \mathcal N(0, I_m)
+
+    The update is that of :class:`~lightning_jd.aggregators.RGW` for the same draw, without its
+    Jacobian. On a matrix of losses (instance and task) there is one draw per task.
+
+    Args:
+        seed: Start of the random stream, which is saved in the state dict.
+
+    Example:
+        >>> weights = RLW(seed=0).weights(torch.ones(3))
+        >>> bool((weights > 0).all()), round(float(weights.sum()), 6)
+        (True, 1.0)
+
+    References:
+        Lin et al., *Reasonable Effectiveness of Random Weighting: A Litmus Test for Multi-Task
+        Learning*, TMLR 2022.
+    """
+
+    @override
+    def balance(self, losses: Tensor, step: Step) -> Tensor:
+        z = torch.randn(len(losses), dtype=torch.float64, generator=self.generator)
+        return z.softmax(dim=0).to(losses)

@@ -1,0 +1,246 @@
+"""Methods with a state through Lightning: two fits, a run that is killed, groups, two processes."""
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_jd.aggregators import Method, available, balancers, resolve
+from lightning_jd.aggregators._memory import Stateful
+from lightning_jd.surfaces import JacobianDescent, JDReport
+from tests.helpers.lightning import (
+    Regression,
+    ResumableLoader,
+    assert_same_weights,
+    batches,
+    fit,
+    moved,
+    network,
+)
+from tests.helpers.two_processes import run_in_two_processes
+from tests.integration.test_checkpoints import KillAfter, KilledError, saving
+
+pytestmark = pytest.mark.filterwarnings(r"ignore:.*add the following callbacks. \[.ModelCheckpoint")
+
+METHODS: dict[str, type[Method]] = available() | balancers()
+STATEFUL = sorted(name for name, cls in METHODS.items() if issubclass(cls, Stateful))
+RANDOM = ["graddrop", "pcgrad", "rgw", "rlw"]
+
+
+def theirs() -> dict[str, Any]:
+    """Every class of TorchJD that aggregates, with arguments for three tasks."""
+    from torchjd import aggregation as torchjd
+
+    arguments: dict[str, tuple[Any, ...]] = {
+        "CAGrad": (0.5,),
+        "CAGradWeighting": (0.5,),
+        "Constant": (torch.ones(3),),
+        "ConstantWeighting": (torch.ones(3),),
+        "CRMOGMWeighting": (torchjd.UPGradWeighting(),),
+        "FairGrad": (1.0,),
+        "FairGradWeighting": (1.0,),
+        "Krum": (0,),
+        "KrumWeighting": (0,),
+        "NashMTL": (3,),
+        "TrimmedMean": (1,),
+    }
+    abstract = ("Aggregator", "GramianWeightedAggregator", "WeightedAggregator", "Weighting")
+    without_cvxpy = ("CAGrad", "CAGradWeighting", "NashMTL")
+    missing = () if _has_cvxpy() else without_cvxpy
+    names = [name for name in torchjd.__all__ if name not in (*abstract, *missing)]
+    return {name: partial(getattr(torchjd, name), *arguments.get(name, ())) for name in names}
+
+
+def _has_cvxpy() -> bool:
+    try:
+        import cvxpy  # noqa: F401
+        import ecos  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def form(method: Method) -> str:
+    return "matrix" if method.halves else "tasks"
+
+
+def module(method: Method) -> Regression:
+    return Regression(form(method), lr=0.05, momentum=0.9)  # type: ignore[arg-type]
+
+
+def data() -> ResumableLoader:
+    return ResumableLoader(batches().dataset, batch_size=4)
+
+
+def killed_and_resumed(make: Any, step: int, folder: Path, **options: Any) -> None:
+    def arguments() -> dict[str, Any]:
+        return {"callbacks": [JacobianDescent(make(), **options)]}
+
+    whole, killed, resumed = (module(resolve(make())) for _ in range(3))
+    fit(whole, data(), **arguments())
+    with pytest.raises(KilledError):
+        fit(killed, data(), **saving(folder, arguments(), KillAfter(step)))
+    torch.manual_seed(step)  # what the rest of the program draws does not matter
+    fit(resumed, data(), ckpt_path=folder / f"step={step}.ckpt", **arguments())
+    assert_same_weights(resumed, whole, rtol=0, atol=0)
+    assert moved(whole.net, network())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [None, "layer"])
+@pytest.mark.parametrize("name", [*STATEFUL, *RANDOM])
+def test_killed_and_resumed_equals_uninterrupted(
+    name: str, groups: str | None, tmp_path: Path
+) -> None:
+    killed_and_resumed(lambda: resolve(name), 1 + len(name) % 9, tmp_path, groups=groups)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [None, "layer"])
+def test_objects_of_torchjd_resume_too(groups: str | None, tmp_path: Path) -> None:
+    pytest.importorskip("torchjd")
+    for i, (name, make) in enumerate(theirs().items()):
+        torch.manual_seed(0)
+        seeded = _seeded(make)
+        killed_and_resumed(seeded, 1 + i % 9, tmp_path / name, groups=groups)
+
+
+def _seeded(make: Any) -> Any:
+    def build() -> Method:
+        torch.manual_seed(7)  # the stream of a wrapped object begins with the seed of torch
+        return resolve(make())
+
+    return build
+
+
+@pytest.mark.slow
+def test_a_second_fit_is_the_first_one_again() -> None:
+    makes = {name: partial(resolve, name) for name in [*STATEFUL, *RANDOM]}
+    makes |= {name: _seeded(make) for name, make in theirs().items()}
+    for name, make in makes.items():
+        callback = JacobianDescent(make())
+        runs = []
+        for _ in range(2):
+            runs.append(module(callback.settings.aggregator))
+            fit(runs[-1], callbacks=[callback])
+        for a, b in zip(runs[0].parameters(), runs[1].parameters(), strict=True):
+            assert torch.equal(a, b), name
+
+
+KILL = """
+import os, signal, sys
+from pathlib import Path
+import lightning.pytorch as L
+from tests.integration.test_methods import JacobianDescent, data, fit, module, resolve, saving
+
+class Kill(L.Callback):
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == {step}:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+method = resolve({name!r})
+arguments = {{"callbacks": [JacobianDescent(method)]}}
+fit(module(method), data(), **saving(Path({folder!r}), arguments, Kill()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "step"), [("gradvac", 7), ("uw", 4), ("moco", 9)])
+def test_after_kill_minus_nine_too(name: str, step: int, tmp_path: Path) -> None:
+    code = KILL.format(name=name, step=step, folder=str(tmp_path))
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": root}
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, cwd=root, env=environment
+    )
+    assert run.returncode == -signal.SIGKILL, run.stderr.decode()
+    whole, resumed = (module(resolve(name)) for _ in range(2))
+    fit(whole, data(), callbacks=[JacobianDescent(name)])
+    path = tmp_path / f"step={step}.ckpt"
+    fit(resumed, data(), ckpt_path=path, callbacks=[JacobianDescent(name)])
+    assert_same_weights(resumed, whole, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["dwa", "famo", "uw"])
+def test_a_checkpoint_of_a_method_with_a_state_loads_without_pickle(
+    name: str, tmp_path: Path
+) -> None:
+    run = fit(module(resolve(name)), callbacks=[JacobianDescent(name)])
+    run.save_checkpoint(tmp_path / "last.ckpt")
+    content = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert content["callbacks"]["JacobianDescent"]["name"] == name
+
+
+def test_dwa_hears_of_epochs() -> None:
+    callback = JacobianDescent("dwa")
+    fit(module(callback.settings.aggregator), callbacks=[callback], max_epochs=3)
+    assert callback.report is not None
+    weights = callback.report.weights
+    assert weights is not None
+    assert float(weights.max() - weights.min()) > 1e-3
+
+
+def test_micro_batches_are_two_samples() -> None:
+    callback = JacobianDescent("modo", accumulation="step")
+    run = Regression("tasks")
+    fit(run, callbacks=[callback], accumulate_grad_batches=2)
+    assert callback.report is not None
+    assert len(callback.report.names) == 6
+    assert moved(run.net, network())
+
+
+def test_the_report_shows_the_weights_of_a_balancer(tmp_path: Path) -> None:
+    callbacks = [JacobianDescent("uw", log=True), JDReport(str(tmp_path), every_n_steps=1)]
+    run = fit(Regression("tasks"), callbacks=callbacks, log_every_n_steps=1)
+    assert "jd/weight/a" in run.callback_metrics
+    page = (tmp_path / "jd_report.html").read_text()
+    assert "weight/a" in page or "weights" in page.lower()
+
+
+def _two_processes(rank: int, folder: Path, name: str) -> None:
+    from lightning.pytorch.strategies import DDPStrategy
+
+    method = resolve(name)
+    run = Regression(form(method), lr=0.05)  # type: ignore[arg-type]
+    halves = batches().dataset
+    own = torch.utils.data.Subset(halves, [i for i in range(24) if i // 2 % 2 == rank])
+    loader = torch.utils.data.DataLoader(own, batch_size=2)
+    callback = JacobianDescent(method, check_replicas=1)
+    fit(
+        run,
+        loader,
+        callbacks=[callback],
+        strategy=DDPStrategy(),
+        devices=2,
+        use_distributed_sampler=False,
+    )
+    if rank == 0:
+        torch.save(run.net.state_dict(), folder / "net.pt")
+
+
+def _task_method(name: str) -> bool:
+    return not METHODS[name].halves
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in [*STATEFUL, *RANDOM] if _task_method(name)])
+def test_two_processes_are_one_on_the_whole_batch(name: str, tmp_path: Path) -> None:
+    run_in_two_processes(partial(_two_processes, name=name), tmp_path)
+    alone = Regression("tasks", lr=0.05)
+    fit(alone, callbacks=[JacobianDescent(name)])
+    found = torch.load(tmp_path / "net.pt")
+    for key, value in alone.net.state_dict().items():
+        torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["modo", "sdmgrad"])
+def test_double_sampling_on_two_processes(name: str, tmp_path: Path) -> None:
+    run_in_two_processes(partial(_two_processes, name=name), tmp_path)  # replicas are compared
+    assert (tmp_path / "net.pt").is_file()
