@@ -12,6 +12,7 @@ ALLOWED = {
     "errors": set(),
     "linalg": {"errors"},
     "aggregators": {"errors", "linalg"},
+    "optim": {"errors", "linalg", "aggregators"},
     "engines": {"errors", "linalg"},
     "metrics": {"errors", "linalg"},
     "core": {"errors", "linalg", "aggregators", "engines", "metrics"},
