@@ -30,7 +30,6 @@ def weights_from(
         >>> weights_from(resolve("mean"), torch.eye(2), Step(("a", "b")))
         tensor([0.5000, 0.5000])
     """
-    check_values(method, known=step.values is not None)
     if isinstance(method, Balancer):
         answer = method.weigh(step)
     else:
@@ -45,7 +44,6 @@ def direction_from(aggregator: Aggregator, jacobian: Tensor, step: Step) -> Tens
     Raises:
         AggregatorError: If it is not n finite numbers.
     """
-    check_values(aggregator, known=step.values is not None)
     answer = aggregator.combine(jacobian, step)
     return _checked(aggregator, answer, jacobian.shape[1], "one number per column")
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_jd.aggregators import Balancer, GramianAggregator, Method, Step
-from lightning_jd.core._answers import weights_from
+from lightning_jd.core._answers import check_values, weights_from
 from lightning_jd.core._delivery import COMPLETE, Delivery
 from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._layout import LISTED, Description, Layout, kind_of
@@ -125,8 +125,8 @@ class ShardedAccumulation:
         begin = progress.last
         names = tuple(self._rows)
         J = torch.stack([total / count for total, count in self._rows.values()])
-        wanted = aggregator.uses_values and self._has_values
-        values = self._all_values(J) if wanted else None
+        check_values(aggregator, known=self._has_values)
+        values = self._all_values(J) if aggregator.uses_values else None
         ((kind, columns),) = self._kinds
         found: dict[str, Tensor] = {}
         if isinstance(aggregator, Balancer):  # the same for all groups

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, Method
-from lightning_jd.core._answers import weights_from
+from lightning_jd.core._answers import check_values, weights_from
 from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._report import GroupReport, Report, total_gramian
 from lightning_jd.core._routes import (
@@ -101,6 +101,7 @@ def compute_update(
         NonFiniteError: If a loss, or the gradient of one, is NaN or infinite.
         GraphError: If no objective reaches a parameter.
     """
+    check_values(aggregator, known=objectives.has_values)
     if isinstance(aggregator, Balancer) and not selection.plain:
         vector = _vector(objectives)
         if vector is not None:

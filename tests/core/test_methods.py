@@ -24,6 +24,7 @@ from lightning_jd.aggregators import (
 from lightning_jd.aggregators._memory import Stateful
 from lightning_jd.core._accumulation import Accumulation
 from lightning_jd.engines import Objectives, jacobian, named_parameters_of
+from lightning_jd.engines._objectives import Term
 from lightning_jd.errors import ArgumentError, NonFiniteError
 
 STATEFUL = {
@@ -250,3 +251,15 @@ def test_one_sample_is_refused() -> None:
 @pytest.mark.parametrize("cls", balancers().values(), ids=balancers())
 def test_a_balancer_is_no_aggregator(cls: type[Balancer]) -> None:
     assert not issubclass(cls, Aggregator)
+
+
+def test_terms_of_a_sum_have_no_values_to_balance() -> None:
+    model = network()
+    parts = losses(model)
+    total = parts["a"] + parts["b"]
+    edge = torch.autograd.graph.get_gradient_edge(parts["a"])
+    one = torch.ones((), dtype=torch.float64)
+    objectives = Objectives(("a", "b"), "tasks", (Term(edge, one), Term(edge, one)), total=total)
+    for name in ("uw", "gradnorm", "dbmtl"):
+        with pytest.raises(ArgumentError, match=rf"{name} must know the value of each loss"):
+            lightning_jd.backward(objectives, model, name)

@@ -133,6 +133,26 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
         },
         EXACT,
     ),
+    "state": (
+        {
+            "make": lambda: Sharded("tasks"),
+            "settings": {"aggregator": "gradvac", "groups": "layer"},
+        },
+        EXACT,
+    ),
+    "state and losses": (
+        {"make": lambda: Sharded("tasks"), "settings": {"aggregator": "gradnorm"}},
+        EXACT,
+    ),
+    "losses only": (
+        {
+            "make": lambda: Sharded("tasks"),
+            "settings": {"aggregator": "uw", "accumulation": "step"},
+            "accumulate_grad_batches": 2,
+        },
+        EXACT,
+    ),
+    "two samples": ({"make": lambda: Sharded("matrix"), "settings": {"aggregator": "modo"}}, EXACT),
     "micro-batches": ({"make": lambda: Sharded("tasks"), "accumulate_grad_batches": 2}, EXACT),
     "tasks, whole steps": (
         {
