@@ -56,6 +56,7 @@ from lightning_jd.aggregators._sum import Sum
 from lightning_jd.aggregators._trimmedmean import TrimmedMean
 from lightning_jd.aggregators._upgrad import UPGrad
 from lightning_jd.aggregators._uw import UW
+from lightning_jd.aggregators._weightsevery import WeightsEvery
 
 __all__ = [
     "CRMOGM",
@@ -102,6 +103,7 @@ __all__ = [
     "Sum",
     "TrimmedMean",
     "UPGrad",
+    "WeightsEvery",
     "available",
     "balancers",
     "register",

@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ class Balancer(Method):
     loss of each task, and the weight of a task is spread over its instances.
     """
 
-    uses_values: ClassVar[bool] = True
+    uses_values: bool = True
 
     @abstractmethod
     def balance(self, losses: Tensor, step: Step) -> Tensor:

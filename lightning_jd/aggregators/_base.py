@@ -1,5 +1,7 @@
 """What an aggregator is, and the properties that it may claim."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from enum import Enum
 from inspect import signature
@@ -46,15 +48,19 @@ class Method(nn.Module, ABC):
     """
 
     name: ClassVar[str] = ""
-    uses_values: ClassVar[bool] = False
-    halves: ClassVar[bool] = False
+    uses_values: bool = False
+    halves: bool = False
     #: Whether it asks code that is not ours, whose answers are always looked at.
-    is_foreign: ClassVar[bool] = False
+    is_foreign: bool = False
 
     @property
     def label(self) -> str:
         """What messages call it: its name, or that of its class if it is not registered."""
         return self.name or type(self).__name__
+
+    def turn(self) -> Method:
+        """Whom to ask in the next step; every process asks this once per step."""
+        return self
 
     def reset(self) -> None:  # most methods keep nothing
         """Forget what was kept between steps, for a new run."""

@@ -49,7 +49,6 @@ class CRMOGM(StatefulGramianAggregator):
     """
 
     properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
-    is_foreign: ClassVar[bool] = True  # it may be around anything
 
     def __init__(
         self,
@@ -64,6 +63,8 @@ class CRMOGM(StatefulGramianAggregator):
                 f"{type(inner).__name__}. Choose for instance 'upgrad'."
             )
         self.aggregator = inner
+        self.uses_values, self.halves = inner.uses_values, inner.halves
+        self.is_foreign = inner.is_foreign
         self.alpha = share("alpha", alpha)
 
     @override

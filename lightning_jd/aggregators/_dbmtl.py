@@ -44,7 +44,7 @@ class DBMTL(StatefulAggregator):
         Lin et al., *Dual-Balancing for Multi-Task Learning*, arXiv:2308.12029.
     """
 
-    uses_values: ClassVar[bool] = True
+    uses_values: bool = True
     properties: ClassVar[frozenset[Property]] = frozenset({Property.PERMUTATION_INVARIANT})
 
     def __init__(self, beta: float = 0.9, sigma: float = 0.5) -> None:

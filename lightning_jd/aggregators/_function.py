@@ -33,7 +33,7 @@ class FromFunction(GramianAggregator):
     """
 
     properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
-    is_foreign: ClassVar[bool] = True
+    is_foreign: bool = True
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

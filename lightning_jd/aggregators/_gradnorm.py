@@ -54,7 +54,7 @@ class GradNorm(StatefulGramianAggregator):
         Networks*, ICML 2018.
     """
 
-    uses_values: ClassVar[bool] = True
+    uses_values: bool = True
     properties: ClassVar[frozenset[Property]] = frozenset(
         {Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
     )

@@ -49,7 +49,7 @@ class MoDo(StatefulGramianAggregator):
         and Conflict-Avoidance*, JMLR 2024.
     """
 
-    halves: ClassVar[bool] = True
+    halves: bool = True
     properties: ClassVar[frozenset[Property]] = frozenset(
         {Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
     )

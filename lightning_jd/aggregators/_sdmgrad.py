@@ -64,7 +64,7 @@ class SDMGrad(StatefulGramianAggregator):
         Stochastic Algorithms*, NeurIPS 2023, arXiv:2305.18409.
     """
 
-    halves: ClassVar[bool] = True
+    halves: bool = True
     properties: ClassVar[frozenset[Property]] = frozenset(
         {Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
     )

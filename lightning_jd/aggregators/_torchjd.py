@@ -45,7 +45,7 @@ class _Wrapped(OwnGenerator):
         wrapped: The object. It is copied; the original is not used any more.
     """
 
-    is_foreign: ClassVar[bool] = True
+    is_foreign: bool = True
 
     def __init__(self, wrapped: nn.Module) -> None:
         super().__init__(seed=torch.initial_seed() % 2**63)
@@ -134,7 +134,7 @@ class TorchJDDoubleSampling(TorchJDWeighting):
         wrapped: The object of torchjd.
     """
 
-    halves: ClassVar[bool] = True
+    halves: bool = True
 
     @override
     def weigh(self, gramian: Tensor, step: Step) -> Tensor:

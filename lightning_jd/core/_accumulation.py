@@ -122,6 +122,15 @@ class Accumulation:
             GraphError: If no loss of any process reaches a parameter.
             ArgumentError: If the pieces disagree on what their rows are.
         """
+        return self._update(aggregator.turn(), groups, overflow, delivery)
+
+    def _update(
+        self,
+        aggregator: Method,
+        groups: Groups,
+        overflow: Literal["raise", "mean"],
+        delivery: Delivery,
+    ) -> Update:
         progress, pool = Progress(), Pool(self._named[0][1].device)
         begin = progress.last
         with torch.no_grad(), hooks_silenced(tensor for _, tensor in self._named):
@@ -142,9 +151,7 @@ class Accumulation:
                 if isinstance(self._rows, LiveRows):
                     # Rows that are computed together spoil one another: look at them one by one.
                     self._keep()
-                    return self.update(
-                        aggregator, groups=groups, overflow=overflow, delivery=delivery
-                    )
+                    return self._update(aggregator, groups, overflow, delivery)
                 self._drop(route, [i for i, fine in enumerate(finite) if fine])
             for group, named in members.items():
                 progress.reports[group] = route.combine(group, named)

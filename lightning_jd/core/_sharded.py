@@ -119,6 +119,7 @@ class ShardedAccumulation:
             NonFiniteError: If a gradient is NaN or infinite.
             ArgumentError: If the aggregator is no weighting of the rows.
         """
+        aggregator = aggregator.turn()
         if not isinstance(aggregator, GramianAggregator | Balancer):
             raise ArgumentError(needs_whole_rows(aggregator))
         progress = Progress()

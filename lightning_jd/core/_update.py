@@ -101,6 +101,7 @@ def compute_update(
         NonFiniteError: If a loss, or the gradient of one, is NaN or infinite.
         GraphError: If no objective reaches a parameter.
     """
+    aggregator = aggregator.turn()
     check_values(aggregator, known=objectives.has_values)
     if isinstance(aggregator, Balancer) and not selection.plain:
         vector = _vector(objectives)

@@ -23,6 +23,7 @@ from lightning_jd.aggregators import (
     Property,
     TrimmedMean,
     UPGrad,
+    WeightsEvery,
 )
 from lightning_jd.aggregators._memory import Stateful
 from tests.helpers.matrices import normal, size
@@ -37,7 +38,7 @@ def of_definition(cls: type[Aggregator], m: int) -> Aggregator:
     """The aggregator as its paper defines it, for m objectives: without regularisation."""
     if issubclass(cls, UPGrad | DualProj | Primary):
         return cls(reg=0)
-    if issubclass(cls, CRMOGM):  # around one that promises nothing
+    if issubclass(cls, CRMOGM | WeightsEvery):  # around one that promises nothing
         return cls(FromFunction(_by_position_and_norm))
     if issubclass(cls, MConFIG):  # so large that it does not make noise of where the update is zero
         return cls(eps=1e-3)

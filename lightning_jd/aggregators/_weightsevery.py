@@ -1,0 +1,145 @@
+"""WeightsEvery: the weights of another method, computed in every n-th step only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.aggregators._arguments import checked_integer
+from lightning_jd.aggregators._balancer import Balancer
+from lightning_jd.aggregators._base import GramianAggregator, Method, Property
+from lightning_jd.aggregators._memory import StatefulGramianAggregator
+from lightning_jd.aggregators._registry import register, resolve
+from lightning_jd.aggregators._step import Step
+from lightning_jd.errors import ArgumentError
+
+
+@register
+class WeightsEvery(StatefulGramianAggregator):
+    r"""Keeps the weights of another aggregator for some steps.
+
+    .. math::
+        \mathcal A(J_t) = J_t^\top w_{\lfloor t / n \rfloor n}, \qquad w_t = w(J_t J_t^\top)
+
+    In a step between, the weights are known before anything is differentiated: no Jacobian is
+    computed, and the step is one ordinary backward pass. They are kept by the name of the task. A
+    task that comes in a step between gets the mean of the weights of the others. What the other
+    aggregator promises does not hold in the steps between; it is weighted, and nothing else is
+    claimed.
+
+    Groups of parameters would need a backward pass each; they are refused.
+
+    Args:
+        aggregator: The other one, which must be weighted: a name, a dict with name and arguments,
+            or an object.
+        n: Every how many steps weights are computed, at least 1.
+
+    Raises:
+        ArgumentError: If the other one is not weighted, or needs two samples, or n is too small.
+
+    Example:
+        >>> WeightsEvery("upgrad", n=8).n
+        8
+
+    References:
+        Navon et al., *Multi-Task Learning as a Bargaining Game*, ICML 2022, who do so for their
+        method.
+    """
+
+    properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
+    uses_values = True
+
+    def __init__(
+        self,
+        aggregator: str | Mapping[str, Any] | GramianAggregator = "upgrad",
+        n: int = 10,
+    ) -> None:
+        super().__init__()
+        inner = resolve(aggregator)
+        if not isinstance(inner, GramianAggregator) or inner.halves:
+            raise ArgumentError(
+                "`aggregator` must be weighted, and by one sample, so that there are weights to "
+                f"keep, got {inner.label}. Choose for instance 'upgrad'."
+            )
+        self.aggregator = inner
+        self.is_foreign = inner.is_foreign
+        self.n = checked_integer("n", n, least=1)
+        self._turns = 0
+
+    @override
+    def turn(self) -> Method:
+        """This one in every n-th step, and a balancer with the kept weights in the others."""
+        self._turns += 1
+        return self if (self._turns - 1) % self.n == 0 else _Kept(self)
+
+    @override
+    def weigh(self, gramian: Tensor, step: Step) -> Tensor:
+        if step.group is not None:
+            raise ArgumentError(
+                f"WeightsEvery must be used without groups of parameters, got {step.group!r}: a "
+                "step between would need a backward pass for each of them."
+            )
+        memory = self.memory(step)
+        weights = self.aggregator.weigh(gramian, step)
+        memory.keep("weight", step.names, weights.double())
+        return weights
+
+    def kept(self, step: Step) -> Tensor:
+        """The weights of a step between, shape (m,)."""
+        memory = self.memory(step)
+        unknown = torch.full((len(step.names),), torch.nan, dtype=torch.float64)
+        weights = memory.recall("weight", step.names, unknown)
+        known = weights.isfinite()
+        if not bool(known.any()):  # only tasks that were never there
+            return torch.full_like(unknown, 1 / len(unknown))
+        return torch.where(known, weights, weights[known].mean())
+
+    @override
+    def reset(self) -> None:
+        """Forget everything, also what the other aggregator keeps."""
+        super().reset()
+        self._turns = 0
+        self.aggregator.reset()
+
+    @override
+    def end_epoch(self) -> None:
+        """Tell the other aggregator."""
+        self.aggregator.end_epoch()
+
+    @override
+    def get_extra_state(self) -> dict[str, Any]:
+        """The kept weights, and the number of steps."""
+        return {**super().get_extra_state(), "turns": self._turns}
+
+    @override
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Continue where ``state`` was taken."""
+        super().set_extra_state(state)
+        self._turns = state["turns"]
+
+    @override
+    def extra_repr(self) -> str:
+        """The number of steps; the other aggregator is shown below."""
+        return f"n={self.n}"
+
+
+class _Kept(Balancer):
+    """The balancer of a step between: it gives weights that are known."""
+
+    def __init__(self, owner: WeightsEvery) -> None:
+        super().__init__()
+        self._owner = (owner,)  # not as a submodule
+
+    @property
+    @override
+    def label(self) -> str:
+        """That of its owner."""
+        return self._owner[0].label
+
+    @override
+    def balance(self, losses: Tensor, step: Step) -> Tensor:
+        return self._owner[0].kept(step).to(losses)
