@@ -6,7 +6,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.aggregators._arguments import checked_reg, not_negative
-from lightning_jd.aggregators._base import GramianAggregator, Property
+from lightning_jd.aggregators._base import GramianAggregator, Property, check_gramian
 from lightning_jd.aggregators._registry import register
 from lightning_jd.aggregators._step import Step
 from lightning_jd.errors import ArgumentError
@@ -66,6 +66,7 @@ class Primary(GramianAggregator):
 
     @override
     def weigh(self, gramian: Tensor, step: Step) -> Tensor:
+        check_gramian(gramian)
         target = gramian.new_full((len(gramian),), self.margin)
         target[self._position(step)] = 1
         return dual_cone_weights(gramian, target, reg=self.reg, solver=self.solver)

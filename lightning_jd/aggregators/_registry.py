@@ -39,11 +39,11 @@ def register(cls: _Class) -> _Class:
         >>> resolve("largest")(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
         tensor([0., 2.])
     """
-    if not (isinstance(cls, type) and issubclass(cls, Aggregator)):
+    if not (isinstance(cls, type) and issubclass(cls, Method)):
         raise ArgumentError(
-            f"A registered aggregator must be a class derived from Aggregator, got {cls!r}, which "
-            "has no name to be found under. Pass a function where an aggregator is expected, or "
-            "write a class."
+            "A registered aggregator must be a class derived from Aggregator (or a balancer from "
+            f"Balancer), got {cls!r}, which has no name to be found under. Pass a function "
+            "where an aggregator is expected, or write a class."
         )
     if isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))

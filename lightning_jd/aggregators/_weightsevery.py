@@ -1,7 +1,5 @@
 """WeightsEvery: the weights of another method, computed in every n-th step only."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
