@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import gc
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -30,31 +33,42 @@ def hooks_silenced(tensors: Iterable[Tensor]) -> Iterator[None]:
             tensor._backward_hooks = hooks
 
 
-class HookCount:
-    """How many hooks a graph may have between its losses and its parameters.
+class Registered(NamedTuple):
+    """Hooks that may be in a graph.
+
+    Attributes:
+        numbers: The numbers that PyTorch gave them.
+        total: How many there are; zero for the first graph, before which everybody registers hooks.
+    """
+
+    numbers: range
+    total: int
+
+
+class HookRegister:
+    """Which hooks a graph may have between its losses and its parameters.
 
     Autograd does not tell which nodes have hooks. But a graph is built in every step, so hooks in
-    it were registered since the last one, and PyTorch numbers all hooks: what was not registered by
-    this package is counted.
+    it were registered since the last one, and PyTorch numbers all hooks.
     """
 
     def __init__(self) -> None:
         self._graph: int | None = None
-        self._number = RemovableHandle.next_id
-        self._count = 0
+        self._known = 0
+        self._hooks = Registered(range(0), 0)
 
-    def of(self, graph: int) -> int:
-        """The hooks that were registered while a graph was built, or shortly before.
+    def of(self, graph: int) -> Registered:
+        """The hooks that were registered since the last graph.
 
         Args:
-            graph: A number that tells graphs apart; the same graph keeps its count.
+            graph: A number that tells graphs apart; the same graph keeps its hooks.
         """
-        if self._graph is None:
-            self._graph = graph  # modules and callbacks have registered theirs before
-        elif graph != self._graph:
-            self._graph, self._count = graph, RemovableHandle.next_id - self._number
-        self._number = RemovableHandle.next_id
-        return self._count
+        if graph != self._graph:
+            numbers = range(self._known, RemovableHandle.next_id)
+            self._hooks = Registered(numbers, 0 if self._graph is None else len(numbers))
+            self._graph = graph
+        self._known = RemovableHandle.next_id
+        return self._hooks
 
     @contextmanager
     def own(self) -> Iterator[None]:
@@ -63,7 +77,86 @@ class HookCount:
         try:
             yield
         finally:
-            self._number += RemovableHandle.next_id - before
+            self._known += RemovableHandle.next_id - before
 
 
-hook_count = HookCount()
+hook_register = HookRegister()
+
+
+class HookWatch:
+    """Tells hooks that only look from those that change gradients.
+
+    A hook that looks should do so once per step, however many passes are made to check a step.
+
+    Args:
+        hooks: The numbers of the hooks.
+    """
+
+    def __init__(self, hooks: range) -> None:
+        self._hooks = hooks
+        self._looking: set[int] = set()
+        self._changing: set[int] = set()
+        # Nobody but the garbage collector knows all tables of hooks.
+        objects = gc.get_objects() if len(hooks) else []
+        self._tables = [
+            table
+            for table in objects
+            if type(table) in (dict, OrderedDict)
+            and type(next(iter(table), None)) is int
+            and self._in(table)
+        ]
+
+    def _in(self, table: dict[Any, Any]) -> list[int]:
+        return [key for key in table if type(key) is int and key in self._hooks]
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Note which hooks run, and which of them change something."""
+
+        def watch(key: int, hook: Callable[..., Any]) -> Callable[..., Any]:
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                answer = hook(*args, **kwargs)
+                (self._looking if _is_unchanged(answer, args) else self._changing).add(key)
+                return answer
+
+            return watched
+
+        with self._replaced(watch):
+            yield
+
+    @contextmanager
+    def silenced(self) -> Iterator[None]:
+        """Leave out the hooks that have run and changed nothing."""
+        only_look = self._looking - self._changing
+
+        def silence(key: int, hook: Callable[..., Any]) -> Callable[..., Any]:
+            return (lambda *args, **kwargs: None) if key in only_look else hook
+
+        with self._replaced(silence):
+            yield
+
+    @contextmanager
+    def _replaced(
+        self, replacement: Callable[[int, Callable[..., Any]], Callable[..., Any]]
+    ) -> Iterator[None]:
+        before = [(table, key, table[key]) for table in self._tables for key in self._in(table)]
+        for table, key, hook in before:
+            table[key] = replacement(key, hook)
+        try:
+            yield
+        finally:
+            for table, key, hook in before:
+                if key in table:
+                    table[key] = hook
+
+
+def _is_unchanged(answer: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a hook returned nothing, or the very gradients that it was given."""
+    if answer is None or answer is args[0]:
+        return True
+    return (
+        isinstance(answer, tuple)
+        and isinstance(args[0], tuple)
+        and len(answer) == len(args[0])
+        and all(new is old for new, old in zip(answer, args[0], strict=True))
+    )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_jd.engines._columns import column_count, from_columns, to_columns
-from lightning_jd.engines._hooks import hook_count
+from lightning_jd.engines._hooks import HookWatch, hook_register
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines.tape._certificate import (
     Mismatch,
@@ -192,27 +192,30 @@ class Tape:
         evidence = Evidence(graph, instances, self._scale)
         known = known_graph(graph)
         # hooks are not in the signature: what was certified without them is certified anew
-        hooks = hook_count.of(max(graph.nodes[root.node]._sequence_nr() for root in graph.roots))
-        standing = standing_of(known, evidence.m, hooks)
+        hooks = hook_register.of(max(graph.nodes[root.node]._sequence_nr() for root in graph.roots))
+        standing = standing_of(known, evidence.m, hooks.total)
         while True:
             plan = known.plan(evidence, standing.demoted)
             self._check_reached(plan)
             frees = not (collects or self._retain_graph) and can_free(graph, plan)
             frees = frees and (self._memory == "fast" or is_light(plan))
             # What is kept for the gradients, and hooks on the way, are part of what is certified.
-            delivery = (self._memory, self._memory == "fast" or frees, hooks)
+            delivery = (self._memory, self._memory == "fast" or frees, hooks.total)
             is_due = self._check == "always" or standing.is_due(delivery, self._check_every)
             is_due = is_due and self._check != "off"
             if collects and not is_due:
                 standing.passed(delivery)
                 return self._run(graph, known, plan, Collector)
-            ledger = self._run(graph, known, plan, frees=frees, notes=is_due)
             if not is_due:
                 standing.passed(delivery)
-                return ledger
+                return self._run(graph, known, plan, frees=frees)
+            watch = HookWatch(hooks.numbers)
+            with watch.watched():
+                ledger = self._run(graph, known, plan, frees=frees, notes=True)
             # Where something is not finite, nothing can be compared: try again in the next step.
             is_finite = bool(torch.isfinite(ledger.G).all())
-            wrong = self._certify(ledger, graph, plan) if is_finite else []
+            with watch.silenced():
+                wrong = self._certify(ledger, graph, plan) if is_finite else []
             if not wrong:
                 if is_finite:
                     standing.passed(delivery)
