@@ -49,6 +49,13 @@ class Uneven(Sharded):
         return super().in_form(errors[: len(errors) - dist.get_rank()])
 
 
+class Summed(Sharded):
+    """Returns the sum of its losses."""
+
+    def in_form(self, errors: Tensor) -> Any:
+        return sum(super().in_form(errors)["loss"].values())
+
+
 class ShardedManually(Sharded, ManualRegression):
     pass
 
@@ -111,6 +118,17 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
         {
             "make": lambda: Sharded("scalar"),
             "settings": {"aggregator": "upgrad", "rows": "ranks"},
+        },
+        EXACT,
+    ),
+    "a scalar, by terms": (
+        {"make": lambda: Summed("tasks"), "settings": {"aggregator": "upgrad", "split": "terms"}},
+        EXACT,
+    ),
+    "a scalar, by instances": (
+        {
+            "make": lambda: Sharded("scalar"),
+            "settings": {"aggregator": "upgrad", "split": "instances"},
         },
         EXACT,
     ),

@@ -13,7 +13,7 @@ from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines.split._drawing import drawing_of
 from lightning_jd.engines.split._instances import NotSeparableError, instances_of
 from lightning_jd.engines.split._names import names_from_log, names_from_operations
-from lightning_jd.engines.split._region import operation
+from lightning_jd.engines.split._region import operation, root_of
 from lightning_jd.engines.split._terms import terms_of
 from lightning_jd.engines.split._values import value_at
 from lightning_jd.errors import ArgumentError, GraphError
@@ -120,7 +120,7 @@ def split_loss(
             f"A loss must be a mean or sum over the batch to be split into instances, but {reason}."
             + (" Nor has it several terms." if how.by == "auto" else "")
             + f" Its graph ends with\n{drawing_of(loss)}\nReturn one loss per example instead, for "
-            "instance with reduction='none'" + _or_the_other(how)
+            "instance with reduction='none'" + _or_the_other(how, loss)
         ) from reason
     names = tuple(map(str, range(len(vector))))
     return Objectives(names, "instances", vector, loss.detach())
@@ -135,7 +135,7 @@ def _tasks(
             f"A loss must be a sum of {how.least} to {how.most} terms to be split, got "
             f"{len(found)} ({listed}{', ...' if len(found) > 10 else ''}). Its graph ends with\n"
             f"{drawing_of(loss)}\nReturn the losses themselves instead, "
-            "{'loss': {'name': ..., 'other': ...}}" + _or_the_other(how)
+            "{'loss': {'name': ..., 'other': ...}}" + _or_the_other(how, loss)
         )
     values = [value_at(place) for place in found]
     terms = tuple(found.values())
@@ -159,6 +159,8 @@ def _tasks(
     return Objectives(tuple(names), "tasks", terms, loss.detach(), known)
 
 
-def _or_the_other(how: Split) -> str:
+def _or_the_other(how: Split, loss: Tensor) -> str:
+    if operation(root_of(loss)[0]).startswith("Compiled"):
+        return ". The loss comes out of a compiled function, which shows no more: compile less."
     other = {"terms": "instances", "instances": "terms"}.get(how.by)
     return "." if other is None else f"; or try split={other!r}."

@@ -227,6 +227,19 @@ def test_terms_of_one_compiled_function() -> None:
     assert_close(jacobian(split_loss(first + 0.1 * second, "terms"), model), J)
 
 
+def test_a_compiled_loss_shows_nothing() -> None:
+    model = Parts()
+    torch.compiler.reset()
+    x = torch.ones(6, 5)
+    whole = torch.compile(
+        lambda: model.net(x).exp().mean() + model.net(x).norm(), backend="aot_eager"
+    )
+    with pytest.raises(
+        GraphError, match="out of a compiled function, which shows no more: compile"
+    ):
+        split_loss(whole(), "terms")
+
+
 @pytest.mark.parametrize("aggregator", ["upgrad", "mgda", "graddrop"])
 @pytest.mark.parametrize("select", ["all", "shared"])
 def test_backward(aggregator: str, select: str) -> None:
