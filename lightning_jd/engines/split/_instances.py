@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from lightning_jd.engines.split._linear import COPIES, is_linear
+from lightning_jd.engines.split._rebuild import rebuilt
 from lightning_jd.engines.split._reductions import (
     ALONG_DIMENSION,
     BY_ENTRY,
@@ -179,6 +180,8 @@ class _Shares:
         if not shape:
             raise NotSeparableError(_unknown(place))
         tensor = tensor_at(place, parent)
+        if tensor is None and place[0] not in self._below:
+            tensor = rebuilt(place)
         if tensor is None:
             return False
         if sums_dimension_0(place[0]):

@@ -153,6 +153,12 @@ BY_HAND: dict[str, tuple[Losses, Losses]] = {
         lambda o: torch.stack([squares(o), squares(o).sqrt()], dim=2).sum(dim=2).mean(),
         lambda o: (squares(o) + squares(o).sqrt()).mean(dim=1),
     ),
+    "the mean of a layer": (lambda o: -o.mean(), lambda o: -o.mean(dim=1)),
+    "the mean of a slice of a layer": (lambda o: o[:, 1].mean(), lambda o: o[:, 1]),
+    "poisson": (
+        lambda o: F.poisson_nll_loss(o, T),
+        lambda o: F.poisson_nll_loss(o, T, reduction="none").mean(dim=1),
+    ),
     "flattened": (
         lambda o: F.mse_loss(o.reshape(-1), T.reshape(-1)),
         lambda o: squares(o).mean(dim=1),
@@ -259,7 +265,10 @@ NOT_SEPARABLE: dict[str, tuple[Losses, str]] = {
         lambda o: squares(o).mean(dim=0).square().sum(),
         "Mean has summed over dimension 0 before",
     ),
-    "the mean of a layer": (lambda o: o.mean(), r"Addmm with shape \(6, 4\) cannot be told apart"),
+    "an operation that keeps nothing": (
+        lambda o: o.cumsum(dim=1).mean(),
+        r"Cumsum with shape \(6, 4\) cannot be told apart",
+    ),
     "parts of different lengths": (
         lambda o: F.mse_loss(o, T) + F.mse_loss(o[:3], T[:3]),
         r"its parts have \[3, 6\] entries along dimension 0",
@@ -274,6 +283,14 @@ def test_what_cannot_be_split_is_drawn(name: str) -> None:
         split_loss(loss(network()(X)), "instances")
     assert "Its graph ends with\n" in str(caught.value)
     assert "Return one loss per example instead" in str(caught.value)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(6, 5), (6, 2, 5)])
+def test_a_critic(bias: bool, shape: tuple[int, ...]) -> None:
+    critic = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 1, bias=bias)).double()
+    scores = critic(torch.randn(shape, dtype=torch.float64)).squeeze(-1)
+    assert_same_rows(critic, scores.mean(), per_example(scores))
 
 
 def test_a_parameter_belongs_to_no_example() -> None:
