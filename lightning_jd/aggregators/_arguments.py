@@ -1,7 +1,7 @@
 """Arguments that several aggregators share, checked when they are given and when they are used."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -9,30 +9,79 @@ from torch import Tensor
 
 from lightning_jd.errors import ArgumentError, ShapeError
 
+#: One number per objective, in their order or by name.
+PerObjective = Sequence[float] | Mapping[str, float]
+#: The same, checked.
+Entries = tuple[float, ...] | dict[str, float]
 
-def checked_preference(preference: Sequence[float] | None) -> tuple[float, ...] | None:
-    """Return the preference as a tuple, or raise unless all entries are positive and finite."""
-    if preference is None:
+
+def checked_entries(name: str, entries: PerObjective | None, least: float) -> Entries | None:
+    """Return one number per objective, or raise unless all are finite and above ``least``."""
+    if entries is None:
         return None
-    numbers = tuple(float(number) for number in preference)
-    if not numbers or not all(0 < number < math.inf for number in numbers):
+    try:
+        numbers = [
+            float(number)
+            for number in (entries.values() if isinstance(entries, Mapping) else entries)
+        ]
+    except (TypeError, ValueError):
+        numbers = []
+    if not numbers or not all(least < number < math.inf for number in numbers):
+        must = "positive" if least == 0 else "finite"
         raise ArgumentError(
-            f"`preference` must be positive numbers, one per objective, got {list(numbers)}. "
+            f"`{name}` must be {must} numbers, one per objective, got {_shown(entries)}. "
             "Leave an objective out of the losses to ignore it."
         )
-    return numbers
+    if isinstance(entries, Mapping):
+        return dict(zip(map(str, entries), numbers, strict=True))
+    return tuple(numbers)
 
 
-def preference_for(preference: tuple[float, ...] | None, gramian: Tensor) -> Tensor:
-    """The preference as a tensor ``(m,)``, 1/m each for ``None``."""
-    m = gramian.shape[0]
-    if preference is None:
-        return _uniform(m, gramian.dtype, gramian.device)
-    if len(preference) != m:
-        raise ShapeError(
-            f"`preference` must have one entry per objective ({m}), got {len(preference)}."
+def entries_for(name: str, entries: Entries, names: Sequence[str] | None, like: Tensor) -> Tensor:
+    """The numbers of the objectives of a step, as a tensor ``(m,)``.
+
+    Args:
+        name: What the user calls them.
+        entries: In order, or by name.
+        names: The objectives; ``None`` for their positions.
+        like: A tensor with m rows, of the type to return.
+    """
+    m = len(like)
+    if not isinstance(entries, dict):
+        if len(entries) != m:
+            raise ShapeError(
+                f"`{name}` must have one entry per objective ({m}), got {len(entries)}. "
+                "Give a dict by name where tasks come and go."
+            )
+        return like.new_tensor(entries)
+    present = [str(i) for i in range(m)] if names is None else names
+    if missing := [task for task in present if task not in entries]:
+        raise ArgumentError(
+            f"`{name}` must have an entry for every objective, got none for "
+            f"{', '.join(map(repr, missing[:10]))}. Known: {', '.join(map(repr, entries))}."
         )
-    return gramian.new_tensor(preference)
+    return like.new_tensor([entries[task] for task in present])
+
+
+def checked_preference(preference: PerObjective | None) -> Entries | None:
+    """Return the preference, or raise unless all entries are positive and finite."""
+    return checked_entries("preference", preference, least=0.0)
+
+
+def preference_for(
+    preference: Entries | None, gramian: Tensor, names: Sequence[str] | None = None
+) -> Tensor:
+    """The preference as a tensor ``(m,)``, 1/m each for ``None``."""
+    if preference is None:
+        return _uniform(gramian.shape[0], gramian.dtype, gramian.device)
+    return entries_for("preference", preference, names, gramian)
+
+
+def _shown(entries: object) -> object:
+    """Numbers as a list, whatever sequence they were in; anything else as it is."""
+    return (
+        list(entries) if isinstance(entries, Sequence) and not isinstance(entries, str) else entries
+    )
 
 
 @lru_cache(maxsize=64)

@@ -7,10 +7,15 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.aggregators._arguments import checked_preference, preference_for
+from lightning_jd.aggregators._arguments import (
+    PerObjective,
+    checked_preference,
+    preference_for,
+)
 from lightning_jd.aggregators._base import GramianAggregator, Property, check_gramian
 from lightning_jd.aggregators._precision import in_float64, relative_tolerance
 from lightning_jd.aggregators._registry import register
+from lightning_jd.aggregators._step import Step
 
 
 @register
@@ -29,7 +34,8 @@ class ConFIG(GramianAggregator):
     largest count as zero, with :math:`\varepsilon` the machine precision of the Gramian's type.
 
     Args:
-        preference: :math:`p`, one positive number per objective; ``None`` is the same for all.
+        preference: :math:`p`, one positive number per objective, in their
+            order or by name; ``None`` is the same for all.
 
     Raises:
         ArgumentError: If a preference is not positive.
@@ -48,15 +54,22 @@ class ConFIG(GramianAggregator):
         {Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
     )
 
-    def __init__(self, preference: Sequence[float] | None = None) -> None:
+    def __init__(self, preference: PerObjective | None = None) -> None:
         super().__init__()
         self.preference = checked_preference(preference)
 
     @override
     def weights(self, gramian: Tensor) -> Tensor:
+        return self._weights(gramian, None)
+
+    @override
+    def weigh(self, gramian: Tensor, step: Step) -> Tensor:
+        return self._weights(gramian, step.names)
+
+    def _weights(self, gramian: Tensor, names: Sequence[str] | None) -> Tensor:
         check_gramian(gramian)
         G = in_float64(gramian)
-        p = preference_for(self.preference, G)
+        p = preference_for(self.preference, G, names)
         return config_weights(G, p, relative_tolerance(len(G), gramian.dtype)).to(gramian)
 
 

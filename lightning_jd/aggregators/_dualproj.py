@@ -6,9 +6,15 @@ from typing import ClassVar
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.aggregators._arguments import checked_preference, checked_reg, preference_for
+from lightning_jd.aggregators._arguments import (
+    PerObjective,
+    checked_preference,
+    checked_reg,
+    preference_for,
+)
 from lightning_jd.aggregators._base import GramianAggregator, Property
 from lightning_jd.aggregators._registry import register
+from lightning_jd.aggregators._step import Step
 from lightning_jd.linalg import check_semidefinite, check_square, dual_cone_weights
 
 
@@ -25,7 +31,8 @@ class DualProj(GramianAggregator):
     see :class:`~lightning_jd.aggregators.UPGrad` for what ``reg`` concedes.
 
     Args:
-        preference: :math:`p`, one positive number per objective; ``None`` is 1/m each.
+        preference: :math:`p`, one positive number per objective, in their
+            order or by name; ``None`` is 1/m each.
         reg: Regularisation relative to the trace of the Gramian; 0 is the definition of the paper.
         solver: ``"auto"``, ``"batched"``, or the name of a solver of ``qpsolvers``.
 
@@ -48,7 +55,7 @@ class DualProj(GramianAggregator):
 
     def __init__(
         self,
-        preference: Sequence[float] | None = None,
+        preference: PerObjective | None = None,
         reg: float = 1e-4,
         solver: str = "auto",
     ) -> None:
@@ -59,7 +66,14 @@ class DualProj(GramianAggregator):
 
     @override
     def weights(self, gramian: Tensor) -> Tensor:
+        return self._weights(gramian, None)
+
+    @override
+    def weigh(self, gramian: Tensor, step: Step) -> Tensor:
+        return self._weights(gramian, step.names)
+
+    def _weights(self, gramian: Tensor, names: Sequence[str] | None) -> Tensor:
         check_square("gramian", gramian)
         check_semidefinite("gramian", gramian)
-        p = preference_for(self.preference, gramian)
+        p = preference_for(self.preference, gramian, names)
         return dual_cone_weights(gramian, p, reg=self.reg, solver=self.solver)

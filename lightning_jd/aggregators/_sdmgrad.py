@@ -1,6 +1,5 @@
 """SDMGrad: MGDA from two independent samples, pulled to a preferred direction."""
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -8,6 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.aggregators._arguments import (
+    PerObjective,
     checked_integer,
     checked_preference,
     not_negative,
@@ -49,7 +49,8 @@ class SDMGrad(StatefulGramianAggregator):
         momentum: At least 0 and less than 1.
         iterations: At least 1.
         pull: :math:`\lambda`, how strongly the update is pulled to the preferred direction.
-        preference: :math:`p`, one positive number per task; ``None`` is 1/m each.
+        preference: :math:`p`, one positive number per task, in their order or by
+            name; ``None`` is 1/m each.
 
     Raises:
         ArgumentError: If an argument is out of its range.
@@ -75,7 +76,7 @@ class SDMGrad(StatefulGramianAggregator):
         momentum: float = 0.5,
         iterations: int = 20,
         pull: float = 0.3,
-        preference: Sequence[float] | None = None,
+        preference: PerObjective | None = None,
     ) -> None:
         super().__init__()
         self.lr = positive("lr", lr)
@@ -90,7 +91,7 @@ class SDMGrad(StatefulGramianAggregator):
         halves = Halves.of(step)
         memory, G = self.memory(step), in_float64(gramian)
         weights = recalled_on_simplex(memory, halves.names, G)
-        p = preference_for(self.preference, weights)
+        p = preference_for(self.preference, weights, halves.names)
         if (A := halves.between(G)) is not None:
             scale = A.diagonal().clamp(min=0).sqrt().mean()
             if bool(scale > 0):

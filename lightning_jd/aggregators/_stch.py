@@ -1,20 +1,22 @@
 """STCH: a smooth maximum of the losses, with preferences."""
 
 import math
-from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.aggregators._arguments import positive
+from lightning_jd.aggregators._arguments import (
+    PerObjective,
+    checked_entries,
+    checked_preference,
+    entries_for,
+    positive,
+    preference_for,
+)
 from lightning_jd.aggregators._balancer import Balancer
 from lightning_jd.aggregators._registry import register
 from lightning_jd.aggregators._step import Step
-from lightning_jd.errors import ArgumentError, ShapeError
-
-#: One number per objective, in their order or by name.
-PerObjective = Sequence[float] | Mapping[str, float]
 
 
 @register
@@ -59,53 +61,13 @@ class STCH(Balancer):
     ) -> None:
         super().__init__()
         self.mu = positive("mu", mu)
-        self.preference = _kept("preference", preference, least=0.0)
-        self.reference = _kept("reference", reference, least=-math.inf)
+        self.preference = checked_preference(preference)
+        self.reference = checked_entries("reference", reference, least=-math.inf)
 
     @override
     def balance(self, losses: Tensor, step: Step) -> Tensor:
-        m = len(losses)
-        preference = _of_step("preference", self.preference, losses, step, 1 / m)
-        reference = _of_step("reference", self.reference, losses, step, 0.0)
+        preference = preference_for(self.preference, losses, step.names)
+        reference = torch.zeros_like(losses)
+        if self.reference is not None:
+            reference = entries_for("reference", self.reference, step.names, losses)
         return preference * (preference * (losses - reference) / self.mu).softmax(dim=0)
-
-
-def _kept(
-    name: str, entries: PerObjective | None, least: float
-) -> tuple[float, ...] | dict[str, float] | None:
-    if entries is None:
-        return None
-    numbers = list(entries.values() if isinstance(entries, Mapping) else entries)
-    if not numbers or not all(least < number < math.inf for number in numbers):
-        must = "positive" if least == 0 else "finite"
-        raise ArgumentError(
-            f"`{name}` must be {must} numbers, one per objective, got {numbers}. "
-            "Leave an objective out of the losses to ignore it."
-        )
-    if isinstance(entries, Mapping):
-        return {str(task): float(number) for task, number in entries.items()}
-    return tuple(map(float, numbers))
-
-
-def _of_step(
-    name: str,
-    entries: tuple[float, ...] | dict[str, float] | None,
-    losses: Tensor,
-    step: Step,
-    default: float,
-) -> Tensor:
-    if entries is None:
-        return torch.full_like(losses, default)
-    if isinstance(entries, dict):
-        if missing := [task for task in step.names if task not in entries]:
-            raise ArgumentError(
-                f"`{name}` must have an entry for every objective, got none for "
-                f"{', '.join(map(repr, missing[:10]))}. Known: {', '.join(map(repr, entries))}."
-            )
-        return losses.new_tensor([entries[task] for task in step.names])
-    if len(entries) != len(losses):
-        raise ShapeError(
-            f"`{name}` must have one entry per objective ({len(losses)}), got {len(entries)}. "
-            "Give a dict by name where tasks come and go."
-        )
-    return losses.new_tensor(entries)

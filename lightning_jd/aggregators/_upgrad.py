@@ -6,9 +6,15 @@ from typing import ClassVar
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.aggregators._arguments import checked_preference, checked_reg, preference_for
+from lightning_jd.aggregators._arguments import (
+    PerObjective,
+    checked_preference,
+    checked_reg,
+    preference_for,
+)
 from lightning_jd.aggregators._base import GramianAggregator, Property
 from lightning_jd.aggregators._registry import register
+from lightning_jd.aggregators._step import Step
 from lightning_jd.linalg import check_semidefinite, check_square, upgrad_weights
 
 
@@ -29,7 +35,8 @@ class UPGrad(GramianAggregator):
     \operatorname{tr}(G)\, w_i`, which in exchange keeps it from stopping all others.
 
     Args:
-        preference: The :math:`p_i`, one positive number per objective; ``None`` is 1/m each.
+        preference: The :math:`p_i`, one positive number per objective, in their
+            order or by name; ``None`` is 1/m each.
         reg: Regularisation relative to the trace of the Gramian; 0 is the definition of the paper.
         solver: ``"auto"``, ``"batched"``, or the name of a solver of ``qpsolvers``.
 
@@ -60,7 +67,7 @@ class UPGrad(GramianAggregator):
 
     def __init__(
         self,
-        preference: Sequence[float] | None = None,
+        preference: PerObjective | None = None,
         reg: float = 1e-4,
         solver: str = "auto",
     ) -> None:
@@ -71,7 +78,14 @@ class UPGrad(GramianAggregator):
 
     @override
     def weights(self, gramian: Tensor) -> Tensor:
+        return self._weights(gramian, None)
+
+    @override
+    def weigh(self, gramian: Tensor, step: Step) -> Tensor:
+        return self._weights(gramian, step.names)
+
+    def _weights(self, gramian: Tensor, names: Sequence[str] | None) -> Tensor:
         check_square("gramian", gramian)
         check_semidefinite("gramian", gramian)
-        p = None if self.preference is None else preference_for(self.preference, gramian)
+        p = None if self.preference is None else preference_for(self.preference, gramian, names)
         return upgrad_weights(gramian, p, reg=self.reg, solver=self.solver)

@@ -125,6 +125,18 @@ def test_a_missing_task_is_no_objective(as_none: bool) -> None:
     assert_same_weights(module, loop, rtol=1e-5, atol=1e-6)
 
 
+def test_preferences_by_name_hold_for_tasks_that_come_later() -> None:
+    numbers = {"a": 1.0, "b": 3.0, "c": 0.5}
+    module, loop = SometimesMissing(False), SometimesMissing(False)
+    fit(module, callbacks=[JacobianDescent({"name": "upgrad", "preference": numbers})])
+
+    def by_position(losses: dict[str, torch.Tensor]) -> None:
+        backward(losses, loop, UPGrad([numbers[name] for name in losses]))
+
+    hand_written(loop, by_position)
+    assert_same_weights(module, loop, rtol=1e-5, atol=1e-6)
+
+
 TWICE = {
     "callback and strategy": (
         Regression,
