@@ -1,5 +1,9 @@
 """Is a matrix a Gramian at all? What is not would get an answer that means nothing."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,6 +15,20 @@ from lightning_jd.errors import ShapeError
 _SLACK = 1e-3
 #: Up to this size eigenvalues are looked at, beyond it pairs of rows only.
 _SMALL = 16
+
+
+#: Whether Gramians come from our own engines, which need not be doubted in every step.
+_TRUSTED: ContextVar[bool] = ContextVar("trusted", default=False)
+
+
+@contextmanager
+def gramians_trusted() -> Iterator[None]:
+    """Meanwhile :func:`check_semidefinite` looks at nothing, which saves some 20 microseconds."""
+    before = _TRUSTED.set(True)
+    try:
+        yield
+    finally:
+        _TRUSTED.reset(before)
 
 
 def check_semidefinite(name: str, matrix: Tensor) -> None:
@@ -29,7 +47,7 @@ def check_semidefinite(name: str, matrix: Tensor) -> None:
         lightning_jd.errors.ShapeError: `gramian` must be positive semi-definite, got -2 for \
 rows 0 and 1, whose own entries are 1 and 1. Is it a Gramian, J @ J.T?
     """
-    if matrix.device.type != "cpu":
+    if _TRUSTED.get() or matrix.device.type != "cpu":
         return
     G = matrix.detach().to(torch.float64).numpy()
     with np.errstate(all="ignore"):

@@ -20,6 +20,7 @@ from lightning_jd.aggregators import (
     resolve,
 )
 from lightning_jd.errors import ArgumentError, ShapeError, UnknownNameError
+from lightning_jd.linalg import gramians_trusted
 
 NAMES = [
     *("alignedmtl", "cagrad", "constant", "dualproj", "graddrop", "imtlg", "krum", "mean"),
@@ -219,6 +220,14 @@ def test_a_matrix_that_is_no_gramian_is_refused(name: str, kind: str, scale: flo
     aggregator = resolve({"name": name, **arguments.get(name, {})})
     with pytest.raises(ShapeError, match=message if scale == 1 else "Is it a Gramian"):
         aggregator.weights(scale * torch.tensor(entries))
+
+
+def test_gramians_of_our_own_are_not_doubted_in_every_step() -> None:
+    wrong = torch.tensor([[1.0, -2.0], [-2.0, 1.0]])
+    with gramians_trusted():
+        resolve("mean").weights(wrong)
+    with pytest.raises(ShapeError, match="Is it a Gramian"):
+        resolve("mean").weights(wrong)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
