@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_jd._batch_norm import Replaced, replace_batch_norm
-from lightning_jd.errors import ArgumentError, SetupError
+from lightning_jd.errors import ArgumentError, JDError, SetupError
 
 __all__ = ["Replaced", "doctor", "replace_batch_norm"]
 
@@ -27,7 +27,8 @@ def doctor(
     returns a model, or a pair (losses, model) if you want to compute the losses yourself.
 
     The losses are the first of these that the model offers. (1) example_batch(), a method that
-    returns one batch: the losses are what training_step(batch, 0) returns. (2) --input_shape, or
+    returns one batch: the losses are what training_step(batch, 0) returns (a scalar is split into
+    its terms or instances). (2) --input_shape, or
     the attribute example_input_array: the model is called with it, and each instance gets
     a stand-in loss, the mean square of its outputs. That is enough to see the paths.
 
@@ -125,12 +126,27 @@ def _of_training_step(model: Any) -> Any:
         returned = model.training_step(model.example_batch(), 0)
     losses = returned["loss"] if isinstance(returned, dict) and "loss" in returned else returned
     if isinstance(losses, Tensor) and losses.ndim == 0:
+        return _split(model, losses)
+    return losses
+
+
+def _split(model: Any, loss: Tensor) -> Any:
+    from lightning_jd.engines import split_loss
+
+    try:
+        objectives = split_loss(loss, "auto")
+    except JDError as error:
         raise SetupError(
             f"`training_step` of {type(model).__name__} must return several losses, got one "
-            "number. Return one per instance (for instance with reduction='none') or a dict "
-            "{'loss': {'first task': ..., 'second task': ...}}."
-        )
-    return losses
+            "number that cannot be split. Return one per instance (for instance with "
+            "reduction='none') or a dict {'loss': {'first task': ..., 'second task': ...}}. "
+            f"({error})"
+        ) from error
+    print(
+        "`training_step` returns one number: train with JacobianDescent(split='auto'), which reads "
+        f"it as {objectives.m} {objectives.kind}."
+    )
+    return objectives
 
 
 def _called(model: nn.Module, example: Any) -> Any:

@@ -209,7 +209,18 @@ class Tasks(Instances):
 
 class OneNumber(Instances):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return self.layer(batch).mean()
+        return self.layer(batch).std()
+
+
+class Summed(Instances):
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        out = self.layer(batch)
+        return out.square().mean() + 0.1 * out.norm()
+
+
+class Averaged(Instances):
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.layer(batch).square().mean()
 
 
 class NoStep(nn.Linear):
@@ -282,6 +293,15 @@ def test_the_doctor_takes_inputs_and_losses(
     assert "weight" in diagnosis(target, capsys)
 
 
+@pytest.mark.parametrize(("target", "found"), [("Summed", "2 tasks"), ("Averaged", "5 instances")])
+def test_the_doctor_splits_a_scalar(
+    target: str, found: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = diagnosis(target, capsys)
+    assert f"split='auto'), which reads it as {found}." in printed
+    assert "layer.weight" in printed
+
+
 def test_the_doctor_calls_a_model_with_named_inputs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "layer.weight" in diagnosis("Named", capsys)
 
@@ -327,7 +347,7 @@ def test_the_doctor_finds_modules_in_the_current_folder(
         (f"{HERE}:NOT_CALLABLE", r"must be a class or a function, got int"),
         (f"{HERE}:number", r"must give a model or a pair \(losses, model\), got int"),
         (f"{HERE}:plain", r"neither a method `example_batch\(\)` nor .*--input_shape"),
-        (f"{HERE}:OneNumber", r"must return several losses, got one number.*reduction='none'"),
+        (f"{HERE}:OneNumber", r"got one number that cannot be split.*reduction='none'.*Std is no"),
         (f"{HERE}:NoStep", r"must have a method `training_step\(batch, batch_idx\)`"),
         (f"{HERE}:Pair", r"must return a tensor with one entry per instance .*got tuple"),
     ],

@@ -288,3 +288,16 @@ def test_the_report_is_short_for_many_objectives_and_names_groups(
     assert "... and 14 more" in text
     assert "group trunk.0" in text
     assert text.splitlines()[5].endswith("-")
+
+
+def test_a_compiled_function_is_warned_of_and_the_remedy_works() -> None:
+    torch.compiler.reset()
+    model = torch.nn.Linear(4, 3)
+    compiled = torch.compile(lambda x: model(x).square(), backend="aot_eager")
+    x = torch.ones(5, 4)
+    with pytest.warns(RuntimeWarning, match=r"One backward pass per instance.*force_eager"):
+        report = backward(compiled(x).mean(dim=1), model, "upgrad")
+    assert report.slow["weight"].passes == 5
+    with torch.compiler.set_stance("force_eager"):
+        losses = compiled(x).mean(dim=1)
+    assert backward(losses, model, "upgrad").slow == {}
