@@ -40,6 +40,9 @@ from lightning_jd.engines.split._region import (
     tensor_at,
 )
 
+#: Relative distance of two factors that are called equal.
+_CLOSE = 1e-5
+
 
 class NotSeparableError(Exception):
     """The scalar is no sum over examples, or the graph does not show that it is one."""
@@ -100,9 +103,8 @@ class _Shares:
         self._visit(self._root)
         self._agree()
         inside = set(self._below)
-        gradients = pull_back(
-            self._root, ones_at(self._loss), lambda place: place[0] in inside, self._scaled
-        )
+        start = (ones_at(self._loss) * self._common_factor()).to(self._loss.dtype)
+        gradients = pull_back(self._root, start, lambda place: place[0] in inside)
         missing = [place for place in gradients if place not in self._tensors]
         if missing:
             raise NotSeparableError(_unknown(missing[0]))
@@ -196,24 +198,44 @@ class _Shares:
         is_entrywise = operation(parent) in BY_ENTRY and self._below.get(parent, False)
         return is_entrywise and len(result) > 0 and shape[0] != result[0]
 
-    def _scaled(self, node: Node, gradient: Tensor) -> Tensor:
-        """Undo the division by the number of examples where they are reduced."""
-        if self._below[node] or not reduces_examples(node):
-            return gradient
+    def _common_factor(self) -> Tensor | float:
+        """What takes the shares of the examples back to their losses.
+
+        There is one for all reductions, because the proportions between the parts of the loss must
+        stay. If these ask for different ones, the mean of the losses is the scalar.
+        """
+        factors = [
+            self._factor(node)
+            for node, below in self._below.items()
+            if not below and reduces_examples(node)
+        ]
+        first, *others = factors
+        if not others:
+            return first
+        count = float(self._count(next(iter(self._tensors))))
+        numbers = torch.stack([self._loss.new_tensor(0) + factor for factor in factors])
+        agree = (numbers - numbers[0]).abs().max() <= _CLOSE * numbers[0].abs()
+        return torch.where(agree, numbers[0], numbers.new_tensor(count))  # no host has to wait
+
+    def _count(self, place: Place) -> int:
+        return shape_at(place)[0] if self.examples is None else self.examples
+
+    def _factor(self, node: Node) -> Tensor | float:
+        """The number of examples if it is a mean, and 1 if it is a plain sum."""
         name, divisor = operation(node), self._divisors[node]
         shape = layout_of(inputs_of(node)[0])
         count: Tensor | float = shape[0] if self.examples is None else self.examples
         is_mean = name == "Mean" or getattr(node, "_saved_reduction", 2) == 1
         if not is_mean:
             if isinstance(divisor, float) and divisor == 1.0:
-                return gradient  # a plain sum
+                return 1.0
             if divisor is not None and len(shape) == 1 and self.examples is None:
                 count = divisor  # a mean by hand
         elif name in ("NllLoss", "NllLoss2D") and self.examples is None:
             # The sum of the weights of the classes, or the number of labels that are not ignored.
             entries = prod(shape) // shape[1]
             count = node._saved_total_weight * (shape[0] / entries)  # type: ignore[attr-defined]
-        return gradient * count
+        return count
 
 
 def _unknown(place: Place) -> str:

@@ -66,7 +66,6 @@ def pull_back(
     root: Place,
     gradient: Tensor,
     enters: Callable[[Place], bool],
-    before: Callable[[Node, Tensor], Tensor] = lambda node, gradient: gradient,
 ) -> dict[Place, Tensor]:
     """The gradient of a scalar at the border of a region below it.
 
@@ -78,7 +77,6 @@ def pull_back(
         gradient: What to begin with.
         enters: Whether the operation at a place belongs to the region; asked for each place that
             is an input of an operation of the region.
-        before: Changes the gradient at the output of an operation before it passes on.
 
     Returns:
         Each place at the border to the gradient there.
@@ -88,8 +86,7 @@ def pull_back(
     for node in parents_first([root[0]], within=region):
         outputs = len(node._input_metadata)
         arriving = [found.pop((node, number), None) for number in range(outputs)]
-        known = [None if g is None else before(node, g) for g in arriving]
-        leaving = local_vjp(node, _filled(node, known))
+        leaving = local_vjp(node, _filled(node, arriving))
         for (child, number), g in zip(node.next_functions, leaving, strict=True):
             if child is not None and g is not None:
                 place = (child, number)

@@ -103,6 +103,18 @@ BY_HAND: dict[str, tuple[Losses, Losses]] = {
         lambda o: F.cross_entropy(o, Y) + 0.1 * F.mse_loss(o, T),
         lambda o: entropies(o) + 0.1 * squares(o).mean(dim=1),
     ),
+    "a mean and a sum keep their proportion": (
+        lambda o: entropies(o).mean() + 0.1 * squares(o).sum(),
+        lambda o: entropies(o) + 0.1 * B * squares(o).sum(dim=1),
+    ),
+    "two means of different counts keep their proportion": (
+        lambda o: entropies(o).mean() + (entropies(o) * ONES).sum() / ONES.sum(),
+        lambda o: entropies(o) + entropies(o) * ONES * B / ONES.sum(),
+    ),
+    "two sums": (
+        lambda o: entropies(o).sum() + squares(o).sum(),
+        lambda o: entropies(o) + squares(o).sum(dim=1),
+    ),
     "masked mean": (
         lambda o: (entropies(o) * ONES).sum() / ONES.sum(),
         lambda o: entropies(o) * ONES,
