@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_jd.engines import Objectives, Tape
+from lightning_jd.engines.tape import _ragged_product
 from tests.engines.oracle import check_tape
 
 
@@ -143,3 +144,16 @@ def test_instances_of_many_sizes(memory: str, width: int, is_sorted: bool, is_ti
     assert all(path.startswith("rule") for path in tape.paths.values())
     blocks = Tape(Objectives.of(losses), named).jacobian()
     torch.testing.assert_close(blocks @ blocks.T, tape.gramian())
+
+
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_ragged_instances_in_pieces(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ragged_product, "CHUNK_BYTES", 1000)
+    torch.manual_seed(0)
+    sizes = torch.randint(10, 30, (8,))
+    owner = torch.repeat_interleave(torch.arange(8), sizes)
+    model = nn.Linear(6, 5).double()
+    y = model(torch.randn(len(owner), 6).double())
+    losses = torch.zeros(8).double().index_add(0, owner, y.square().sum(dim=1))
+    tape = check_tape(losses, list(model.named_parameters()), memory, 1e-10, check="off")
+    assert set(tape.paths.values()) == {"rule AddmmBackward0"}

@@ -59,7 +59,8 @@ class RaggedProduct(Contribution):
         if n * n * sum(self._widths) <= (n + m * m) * width:
             return self._kernel_gramian(), [weight]
         if m * width * self.A.element_size() > CHUNK_BYTES:
-            return self.padded().gramian(), [weight]  # in pieces
+            alone = RaggedProduct(self.A, self.D, self.owners, self.placements[0])
+            return alone.padded().gramian(), [weight]  # in pieces
         rows = self._rows()
         G = products(rows.flatten(1))
         keeps = width <= room and rows.numel() <= 3 * (self.A.numel() + self.D.numel())
