@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.engines.tape._contribution import Contribution, Rows
+from lightning_jd.engines.tape._contribution import Contribution, Rows, products
 from lightning_jd.engines.tape._placement import Placement
 
 #: Bytes that a temporary matrix may take; above, work is cut into pieces.
@@ -216,5 +216,5 @@ def rows_gramian(A: Tensor, D: Tensor) -> Tensor:
     G = A.new_zeros(m, m)
     for begin in range(0, o, step):
         rows = torch.bmm(D[:, :, begin : begin + step].transpose(1, 2), A).flatten(1)
-        G.addmm_(rows, rows.T)
+        G += products(rows)
     return G
