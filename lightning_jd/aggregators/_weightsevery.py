@@ -70,9 +70,9 @@ class WeightsEvery(StatefulGramianAggregator):
 
     @override
     def turn(self) -> Method:
-        """This one in every n-th step, and a balancer with the kept weights in the others."""
+        """One that computes weights in every n-th step, and one that knows them in the others."""
         self._turns += 1
-        return self if (self._turns - 1) % self.n == 0 else _Kept(self)
+        return _Computed(self) if (self._turns - 1) % self.n == 0 else _Known(self)
 
     @override
     def weigh(self, gramian: Tensor, step: Step) -> Tensor:
@@ -125,8 +125,33 @@ class WeightsEvery(StatefulGramianAggregator):
         return f"n={self.n}"
 
 
-class _Kept(Balancer):
-    """The balancer of a step between: it gives weights that are known."""
+class _Computed(GramianAggregator):
+    """What answers in a step that computes weights, however often it is asked to take its turn."""
+
+    uses_values = True
+
+    def __init__(self, owner: WeightsEvery) -> None:
+        super().__init__()
+        self._owner = (owner,)  # not as a submodule
+        self.is_foreign = owner.is_foreign
+
+    @property
+    @override
+    def label(self) -> str:
+        """That of its owner."""
+        return self._owner[0].label
+
+    @override
+    def weigh(self, gramian: Tensor, step: Step) -> Tensor:
+        return self._owner[0].weigh(gramian, step)
+
+    @override
+    def weights(self, gramian: Tensor) -> Tensor:
+        return self._owner[0].weights(gramian)
+
+
+class _Known(Balancer):
+    """What answers in a step between."""
 
     def __init__(self, owner: WeightsEvery) -> None:
         super().__init__()

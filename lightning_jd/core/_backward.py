@@ -6,7 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from lightning_jd.aggregators import AggregatorSpec, resolve
+from lightning_jd.aggregators import AggregatorSpec
+from lightning_jd.core._calls import method_of_call
 from lightning_jd.core._groups import Groups
 from lightning_jd.core._halves import in_halves
 from lightning_jd.core._report import Report
@@ -50,8 +51,8 @@ def backward(
             scalars, or a dict of named scalars, where ``None`` is a task without a loss.
         params: A module, tensors or (name, tensor) pairs; those that require no gradient are left
             out.
-        aggregator: A name such as ``"upgrad"``, an aggregator, or a dict with its name and
-            arguments.
+        aggregator: A name such as ``"upgrad"``, an aggregator or balancer, or a dict with its name
+            and arguments. One that keeps a state must be an object, the same in every call.
         select: The parameters that are aggregated: ``"all"``; ``"shared"``, those that more than
             one task reaches; a name pattern (``"encoder.*"``) or a list of them; or a function of
             name and parameter. The others get their plain gradient, that of the sum over tasks of
@@ -86,7 +87,7 @@ def backward(
     """
     if split is not None and isinstance(losses, Tensor) and losses.ndim == 0:
         losses = split_loss(losses, split)
-    method = resolve(aggregator)
+    method = method_of_call(aggregator)
     objectives = in_halves(method, Objectives.of(losses))
     selection = select_parameters(objectives, named_parameters_of(params), select)
     update = compute_update(

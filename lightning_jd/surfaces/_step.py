@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -44,6 +45,7 @@ def compute_step(
         PeerError: If another process has failed.
     """
     objectives = in_halves(settings.aggregator, objectives)
+    settings = replace(settings, aggregator=settings.aggregator.turn())  # once, also if repeated
     if Pool().size == 1 and not is_sharded(named):
         try:
             return compute_update(

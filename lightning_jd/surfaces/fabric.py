@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from lightning_jd.aggregators import AggregatorSpec, resolve
+from lightning_jd.aggregators import AggregatorSpec
 from lightning_jd.core import Groups, Report
+from lightning_jd.core._calls import method_of_call
 from lightning_jd.core._sharded import show_pieces
 from lightning_jd.core._slow import warn_slow
 from lightning_jd.engines import (
@@ -75,7 +76,7 @@ def backward(
         NonFiniteError: If a loss or gradient is NaN or infinite, unless that is to be skipped.
     """
     settings = Settings(
-        resolve(aggregator),
+        method_of_call(aggregator),
         rows,
         select,
         groups,

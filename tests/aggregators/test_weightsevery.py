@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import lightning_jd
-from lightning_jd.aggregators import MGDA, Balancer, Step, WeightsEvery
+from lightning_jd.aggregators import MGDA, Balancer, GramianAggregator, Step, WeightsEvery
 from lightning_jd.errors import ArgumentError
 from tests.core.test_methods import gradient, losses, network
 from tests.helpers.matrices import normal
@@ -22,7 +22,7 @@ def ask(method: WeightsEvery, t: int, names: str = "abc") -> Tensor:
     current = method.turn()
     if isinstance(current, Balancer):
         return current.weigh(step)
-    assert isinstance(current, WeightsEvery)
+    assert isinstance(current, GramianAggregator)
     return current.weigh(gramian(t, len(names)), step)
 
 

@@ -99,7 +99,7 @@ def test_a_method_that_needs_rows_is_told_the_same() -> None:
 @pytest.mark.parametrize("name", balancers())
 def test_a_balancer_gives_the_gradient_of_the_weighted_losses(name: str) -> None:
     model, expected = network(), network()
-    report = lightning_jd.backward(losses(model), model, name)
+    report = lightning_jd.backward(losses(model), model, resolve(name))
     weights = resolve(name).weigh(  # type: ignore[attr-defined]
         Step(tuple("abc"), torch.stack(list(losses(expected).values())).detach())
     )
@@ -128,7 +128,7 @@ def test_a_balancer_is_one_ordinary_backward_pass() -> None:
     model, (x, y) = network(), data()
     hidden = Counting.apply(model[1](model[0](x)))
     tasks = (model[2](hidden) - y).square().mean(dim=0)
-    lightning_jd.backward(list(tasks), model, "uw")
+    lightning_jd.backward(list(tasks), model, resolve("uw"))
     assert Counting.passes == 1
 
 
@@ -245,7 +245,7 @@ def test_one_sample_is_refused() -> None:
     model = network()
     for given in (losses(model), torch.stack(list(losses(model).values()))):
         with pytest.raises(ArgumentError, match=r"MoDo must have two independent samples .*'step'"):
-            lightning_jd.backward(given, model, "modo")
+            lightning_jd.backward(given, model, MoDo())
 
 
 @pytest.mark.parametrize("cls", balancers().values(), ids=balancers())
@@ -262,4 +262,28 @@ def test_terms_of_a_sum_have_no_values_to_balance() -> None:
     objectives = Objectives(("a", "b"), "tasks", (Term(edge, one), Term(edge, one)), total=total)
     for name in ("uw", "gradnorm", "dbmtl"):
         with pytest.raises(ArgumentError, match=rf"{name} must know the value of each loss"):
-            lightning_jd.backward(objectives, model, name)
+            lightning_jd.backward(objectives, model, resolve(name))
+
+
+@pytest.mark.parametrize("name", sorted(STATEFUL))
+def test_a_name_would_begin_anew_in_every_call(name: str) -> None:
+    model = network()
+    for spec in (name, {"name": name}, STATEFUL[name]):
+        with pytest.raises(ArgumentError, match=rf"{name} keeps a state between steps, .* once"):
+            lightning_jd.backward(losses(model), model, spec)
+
+
+def test_an_object_of_torchjd_is_the_same_in_every_call() -> None:
+    theirs = pytest.importorskip("torchjd.aggregation")
+    model, given, wrapped = network(), theirs.GradVac(), resolve(theirs.GradVac())
+    for t in range(4):
+        found = lightning_jd.backward(dict(list(losses(model, t).items())[:2]), model, given)
+        expected = lightning_jd.backward(dict(list(losses(model, t).items())[:2]), model, wrapped)
+        assert found.weights is not None
+        assert expected.weights is not None
+        assert_close(found.weights, expected.weights)
+    draws = [lightning_jd.backward(losses(model), model, given := theirs.Random()).weights]
+    draws.append(lightning_jd.backward(losses(model), model, given).weights)
+    assert draws[0] is not None
+    assert draws[1] is not None
+    assert not torch.equal(draws[0], draws[1])

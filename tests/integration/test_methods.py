@@ -227,6 +227,22 @@ def test_a_method_that_skips_a_loss_keeps_the_state_of_its_task() -> None:
     assert counts == {"a": 12.0, "b": 10.0, "c": 12.0}
 
 
+def test_a_step_that_is_repeated_counts_once() -> None:
+    class Sometimes(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            found = super().training_step(batch, batch_idx)
+            if batch_idx == 0:
+                found["loss"]["b"] = found["loss"]["b"] * torch.nan
+            return found
+
+    callback = JacobianDescent({"name": "weightsevery", "n": 2}, nonfinite="skip")
+    with pytest.warns(RuntimeWarning, match="'b' of the objectives were NaN"):
+        fit(Sometimes("tasks"), callbacks=[callback], limit_train_batches=3, max_epochs=1)
+    assert callback.settings.aggregator.state_dict()["_extra_state"]["turns"] == 3
+    assert callback.report is not None
+    assert callback.report.gramian is not None  # the third step computes weights again
+
+
 def test_every_surface_takes_a_balancer() -> None:
     from lightning_jd.surfaces import JDModuleMixin, JDStrategy
 

@@ -1,0 +1,39 @@
+"""Methods that are described anew in every call, where the same object has to answer."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from lightning_jd.aggregators import AggregatorSpec, Method, resolve
+from lightning_jd.aggregators._memory import Stateful
+from lightning_jd.errors import ArgumentError
+
+#: An object of another library to the method around it, which keeps its state and random stream.
+_AROUND: WeakKeyDictionary[Any, Method] = WeakKeyDictionary()
+
+
+def method_of_call(spec: AggregatorSpec) -> Method:
+    """The method that a call asks for: the same one for the same object.
+
+    Raises:
+        ArgumentError: If it keeps a state, and a name or dict would begin with a new one each time.
+
+    Example:
+        >>> method_of_call("upgrad").name
+        'upgrad'
+    """
+    if isinstance(spec, Method):
+        return spec
+    if spec.__hash__ is not None and not isinstance(spec, str | type) and spec in _AROUND:
+        return _AROUND[spec]
+    method = resolve(spec)
+    if isinstance(method, Stateful):
+        raise ArgumentError(
+            f"{method.label} keeps a state between steps, so `aggregator` must be the same object "
+            f"in every call, got {spec!r}, which would begin anew each time. Make it once, with "
+            "`resolve(...)` or by its class, and pass that."
+        )
+    if method.is_foreign and method.state_dict():
+        _AROUND[spec] = method
+    return method
