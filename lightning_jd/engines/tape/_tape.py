@@ -28,6 +28,7 @@ from lightning_jd.engines.tape._light import can_free, is_light
 from lightning_jd.engines.tape._memory import KnownGraph, known_graph, standing_of
 from lightning_jd.engines.tape._plan import Plan
 from lightning_jd.engines.tape._recording import Recording
+from lightning_jd.engines.tape._tuning import rounded
 from lightning_jd.errors import ArgumentError, GraphError
 
 #: Steps between two certificates of the same kind of graph.
@@ -199,8 +200,10 @@ class Tape:
             self._check_reached(plan)
             frees = not (collects or self._retain_graph) and can_free(graph, plan)
             frees = frees and (self._memory == "fast" or is_light(plan))
-            # What is kept for the gradients, and hooks on the way, are part of what is certified.
-            delivery = (self._memory, self._memory == "fast" or frees, hooks.total)
+            # What is certified is what runs: that depends on what is kept for the gradients, on
+            # hooks on the way, and on the order of the sizes.
+            sizes = rounded([self.objectives.m, plan.activations])
+            delivery = (self._memory, self._memory == "fast" or frees, hooks.total, sizes)
             is_due = self._check == "always" or standing.is_due(delivery, self._check_every)
             is_due = is_due and self._check != "off"
             if collects and not is_due:
