@@ -132,11 +132,13 @@ class _Shares:
             for place in inputs:
                 if below and self._cuts(place, node):
                     continue
-                self._inherit(node, place, below, single=self._single[node] and len(inputs) == 1)
-                stack.append(place[0])
+                if self._inherit(node, place, below, self._single[node] and len(inputs) == 1):
+                    stack.append(place[0])
 
-    def _inherit(self, node: Node, place: Place, below: bool, *, single: bool) -> None:
+    def _inherit(self, node: Node, place: Place, below: bool, single: bool) -> bool:
+        """Tell an operation what is known above it; whether that was news."""
         child = place[0]
+        before = self._below.get(child), self._single.get(child), child in self._divisors
         divisor = self._divisors[node]
         if operation(node) == "Div" and not below:
             known = getattr(node, "_saved_other", None)
@@ -150,6 +152,7 @@ class _Shares:
         else:
             self._divisors[child] = divisor
         self._below[child], self._single[child] = below, single
+        return before != (below, single, True)
 
     def _check(self, node: Node) -> None:
         name = operation(node)

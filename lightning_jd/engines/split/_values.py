@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.graph import Node
 
 from lightning_jd.engines.split._region import LEAF, Place, operation, shape_at, signed
 
@@ -58,64 +57,82 @@ _CHOSEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
 _RESHAPED = {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Expand"}
 
 
+#: Operations whose result follows from those of their inputs.
+_FOLLOWS = {"Mean", "Sum", "Mul", "Div", "Neg", "ToCopy", "Clone", "Add", "Sub"}
+#: How many operations are looked at for one value.
+_MOST = 64
+
+
 def value_at(place: Place) -> Tensor | None:
     """What was computed at a place; ``None`` if that is not known."""
     with torch.no_grad():
         try:
-            return _value(place)
+            return _Values().at(place)
         except (AttributeError, RuntimeError, ValueError):  # another version of torch
             return None
 
 
-def _value(place: Place) -> Tensor | None:
-    node, number = place
-    if node.name() == LEAF:
-        leaf: Tensor = node.variable  # type: ignore[attr-defined]
-        return leaf.detach()
-    name = operation(node)
-    result = getattr(node, "_saved_result", None)
-    if isinstance(result, Tensor) and result.output_nr == number:
-        return result.detach()
-    if name in _AGAIN:
-        return _AGAIN[name](node).detach()
-    inputs = [None if child is None else _value((child, k)) for child, k in node.next_functions]
-    if name in ("Mean", "Sum") and inputs[0] is not None:
+class _Values:
+    """Values that are known, each computed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Place, Tensor | None] = {}
+
+    def at(self, place: Place) -> Tensor | None:
+        if place not in self._known:
+            if len(self._known) == _MOST:
+                return None
+            self._known[place] = None  # meanwhile: it counts as looked at
+            self._known[place] = self._compute(place)
+        return self._known[place]
+
+    def _compute(self, place: Place) -> Tensor | None:
+        node: Any = place[0]
+        if node.name() == LEAF:
+            leaf: Tensor = node.variable
+            return leaf.detach()
+        name = operation(node)
+        result = getattr(node, "_saved_result", None)
+        if isinstance(result, Tensor) and result.output_nr == place[1]:
+            return result.detach()
+        if name in _AGAIN:
+            return _AGAIN[name](node).detach()
+        if name not in _FOLLOWS | _CHOSEN.keys() | _RESHAPED:
+            return None
+        first, second = (self._input(node, slot) for slot in (0, 1))
+        if first is None:
+            return None
+        if name in _CHOSEN:
+            return _CHOSEN[name](node, first)
+        if name in _RESHAPED:
+            shape = shape_at(place)
+            return first.expand(shape) if name == "Expand" else first.reshape(shape)
+        return _follow(node, name, first, second)
+
+    def _input(self, node: Any, slot: int) -> Tensor | None:
+        """An input: as the operation has kept it, or else computed."""
+        kept = getattr(node, ("_saved_self", "_saved_other")[slot], None)
+        if isinstance(kept, Tensor):
+            return kept.detach()
+        if slot >= len(node.next_functions) or node.next_functions[slot][0] is None:
+            return None if kept is None else torch.as_tensor(kept)
+        return self.at(node.next_functions[slot])
+
+
+def _follow(node: Any, name: str, first: Tensor, second: Tensor | None) -> Tensor | None:
+    if name in ("Mean", "Sum"):
         reduce = torch.mean if name == "Mean" else torch.sum
         dims = getattr(node, "_saved_dim", None)
         if not dims:
-            return reduce(inputs[0])
-        return reduce(inputs[0], dim=[signed(d) for d in dims], keepdim=bool(node._saved_keepdim))  # type: ignore[attr-defined]
-    if name in ("Mul", "Div"):
-        return _product(node, inputs)
-    if name in _CHOSEN and inputs[0] is not None:
-        return _CHOSEN[name](node, inputs[0])
-    if name in _RESHAPED and inputs[0] is not None:
-        return (
-            inputs[0].expand(shape_at(place))
-            if name == "Expand"
-            else inputs[0].reshape(shape_at(place))
-        )
-    if name == "Neg" and inputs[0] is not None:
-        return -inputs[0]
-    if name in ("ToCopy", "Clone") and inputs[0] is not None:
-        return inputs[0]
-    if name in ("Add", "Sub") and len(inputs) == 2 and None not in inputs:
-        first, second = inputs
-        assert first is not None
-        assert second is not None
-        alpha = node._saved_alpha if name == "Add" else -node._saved_alpha  # type: ignore[attr-defined]
-        return torch.add(first, second, alpha=alpha)
-    return None
-
-
-def _product(node: Node, inputs: list[Tensor | None]) -> Tensor | None:
-    first = inputs[0]
-    second = inputs[1] if len(inputs) > 1 else None
-    first = getattr(node, "_saved_self", None) if first is None else first
-    second = getattr(node, "_saved_other", None) if second is None else second
-    if first is None or second is None:
+            return reduce(first)
+        return reduce(first, dim=[signed(d) for d in dims], keepdim=bool(node._saved_keepdim))
+    if name in ("Neg", "ToCopy", "Clone"):
+        return -first if name == "Neg" else first
+    if second is None:
         return None
-    return first * second if operation(node) == "Mul" else first / second
+    if name in ("Mul", "Div"):
+        return first * second if name == "Mul" else first / second
+    return torch.add(first, second, alpha=node._saved_alpha * (1 if name == "Add" else -1))
 
 
 def _reduction(node: Any) -> str:

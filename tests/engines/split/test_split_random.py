@@ -87,3 +87,14 @@ def test_terms(seed: int) -> None:
     split = split_loss(loss, "terms")
     J = jacobian([f * part for f, part in zip(factors, parts, strict=True)], net)
     assert_close(jacobian(split, net), J, rtol=1e-9, atol=1e-12)
+
+
+def test_many_ways_through_the_graph_are_walked_once() -> None:
+    net = network()
+    x = net(X)
+    for _ in range(60):  # two ways through each: too many to try them all
+        x = x + 0.01 * x
+    J = jacobian(x.mean(dim=1), net)
+    assert_close(jacobian(split_loss(x.mean(), "instances"), net), J, rtol=1e-9, atol=1e-12)
+    split = split_loss(x.mean() + x.square().mean(), "terms")
+    assert split.m == 2
