@@ -72,23 +72,26 @@ class Harvest:
             (position, self.graph.nodes[use.node], self._saved_names(use))
             for position, use in enumerate(self.plan.uses)
         )
-        later: list[tuple[int, Cotangents]] = []
+        later: list[tuple[list[int], Cotangents]] = []
 
         def consume(node: int, cotangents: Cotangents) -> None:
             if all(cotangent is None for cotangent in cotangents):
                 return
             cotangents = self._unscaled(cotangents)
+            refused = []
             for position in self.by_node[node]:
                 part = self._by_rule(position, cotangents)
                 self.plan.refused[position] = part is None
-                if part is not None:
-                    deliver(position, [part])
-                elif retain_graph:
-                    # it runs the node, which must not happen inside of the pass: saved tensors of
-                    # checkpoints are given out once per pass
-                    later.append((position, cotangents))
+                if part is None:
+                    refused.append(position)
                 else:
-                    raise _changed_its_mind(self.records[node].name)
+                    deliver(position, [part])
+            if refused and not retain_graph:
+                raise _changed_its_mind(self.records[node].name)
+            if refused:
+                # it runs the node, which must not happen inside of the pass: saved tensors of
+                # checkpoints are given out once per pass
+                later.append((refused, cotangents))
 
         grad_outputs = grad_outputs * self.scale
         run(
@@ -101,8 +104,8 @@ class Harvest:
             retain_graph=retain_graph,
         )
         while later:
-            position, cotangents = later.pop()
-            deliver(position, self._locally(position, cotangents))
+            for position, parts in self._locally(*later.pop()).items():
+                deliver(position, parts)
 
     def _saved_names(self, use: Use) -> tuple[str, ...]:
         return saved_names_of(self.records[use.node].name, use.slots[0])
@@ -144,19 +147,30 @@ class Harvest:
             return None
         return found if isinstance(found, Contribution) else Rows(found, site.placements[0])
 
-    def _locally(self, position: int, cotangents: Cotangents) -> list[Contribution]:
-        use = self.plan.uses[position]
-        record = self.records[use.node]
-        assert use.owners is not None
-        parts = []
-        for j in range(len(use.slots)):
-            site = self._site(position, cotangents, [j])
-            part = broadcast_once(site, record)
-            if part is None:
-                part = local_rows(site, use.owners, self.m)
-                self.local.add(position)
-            parts.append(part)
-        return parts
+    def _locally(
+        self, positions: Sequence[int], cotangents: Cotangents
+    ) -> dict[int, list[Contribution]]:
+        """The contributions of some uses of one node, slot by slot."""
+        first = self.plan.uses[positions[0]]
+        record, owners = self.records[first.node], first.owners
+        assert owners is not None
+        sites = [
+            (position, self._site(position, cotangents, [j]))
+            for position in positions
+            for j in range(len(self.plan.uses[position].slots))
+        ]
+        parts = [broadcast_once(site, record) for _, site in sites]
+        alone = [k for k, part in enumerate(parts) if part is None]
+        if alone:
+            found = local_rows([sites[k][1] for k in alone], owners, self.m)
+            for k, rows in zip(alone, found, strict=True):
+                parts[k] = rows
+                self.local.add(sites[k][0])
+        by_use: dict[int, list[Contribution]] = {}
+        for (position, _), part in zip(sites, parts, strict=True):
+            assert part is not None
+            by_use.setdefault(position, []).append(part)
+        return by_use
 
 
 def _changed_its_mind(operation: str) -> GraphError:

@@ -38,31 +38,43 @@ def broadcast_once(site: Site, record: Record) -> Contribution | None:
     return None
 
 
-def local_rows(site: Site, owners: Sequence[Owners | None], m: int) -> Contribution:
-    """The gradients of all objectives at one input of any operation.
+def local_rows(
+    sites: Sequence[Site], owners: Sequence[Owners | None], m: int
+) -> list[Contribution]:
+    """The gradients of all objectives at some inputs of any operation.
 
     It is differentiated once per objective, with the cotangents of the others masked: m times the
     cost of this operation, but of no other.
 
     Args:
-        site: The use; one slot.
+        sites: Uses of one node; one slot each.
         owners: The owners of each output of the node.
         m: The number of owners.
     """
-    rows: Tensor | None = None
+    first = sites[0]
+    rows: list[Tensor | None] = [None] * len(sites)
     for owner in sorted({int(i) for o in owners if o is not None for i in o.ids if i >= 0}):
         masked = [
             None if D is None or who is None else _masked(D, who, owner)
-            for D, who in zip(site.cotangents, owners, strict=True)
+            for D, who in zip(first.cotangents, owners, strict=True)
         ]
-        gradient = local_vjp(site.node, masked)[site.slots[0]]
-        if gradient is not None:
-            row = site.cast(_fitted(gradient, site.shape))
-            rows = row.new_zeros(m, *site.shape) if rows is None else rows
-            rows[owner] = row
-    if rows is None:
-        rows = site.cotangent_like.new_zeros(m, *site.shape, dtype=site.dtype)
-    return Rows(rows, site.placements[0])
+        gradients = local_vjp(first.node, masked)
+        for j, site in enumerate(sites):
+            gradient = gradients[site.slots[0]]
+            if gradient is not None:
+                row = site.cast(_fitted(gradient, site.shape))
+                block = rows[j]
+                if block is None:
+                    block = rows[j] = row.new_zeros(m, *site.shape)
+                block[owner] = row
+    return [
+        Rows(_nothing(site, m) if block is None else block, site.placements[0])
+        for site, block in zip(sites, rows, strict=True)
+    ]
+
+
+def _nothing(site: Site, m: int) -> Tensor:
+    return site.cotangent_like.new_zeros(m, *site.shape, dtype=site.dtype)
 
 
 def _masked(cotangent: Tensor, owners: Owners, owner: int) -> Tensor:
