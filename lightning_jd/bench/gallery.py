@@ -30,18 +30,18 @@ _CHECKED = 8  # instances of the check in float64: one backward pass each
 _COLUMNS = {
     "model": "model",
     "m": "instances",
-    "error": "error",
-    "tasks_error": "error, tasks",
-    "slow": "slow parameters",
-    "culprit": "because of",
-    "plain_ms": "plain ms",
     "ratio": "instances / plain",
     "must": "must",
     "mark": "reached",
     "tasks_ratio": "tasks / plain",
     "tasks_must": "must",
+    "error": "error",
+    "tasks_error": "error, tasks",
+    "slow": "slow parameters",
+    "plain_ms": "plain ms",
+    "culprit": "because of",
 }
-_BRIEF = ("model", "m", "error", "slow", "culprit", "plain_ms", "ratio", "must", "mark")
+_BRIEF = ("model", "m", "ratio", "must", "mark", "error", "slow", "plain_ms", "culprit")
 
 
 def gallery(
