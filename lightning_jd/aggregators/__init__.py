@@ -23,6 +23,7 @@ from lightning_jd.aggregators._equal import Equal
 from lightning_jd.aggregators._excessmtl import ExcessMTL
 from lightning_jd.aggregators._fairgrad import FairGrad
 from lightning_jd.aggregators._famo import FAMO
+from lightning_jd.aggregators._fromfeatures import FromFeatures
 from lightning_jd.aggregators._function import FromFunction
 from lightning_jd.aggregators._gls import GLS
 from lightning_jd.aggregators._graddrop import GradDrop
@@ -82,6 +83,7 @@ __all__ = [
     "Equal",
     "ExcessMTL",
     "FairGrad",
+    "FromFeatures",
     "FromFunction",
     "GradDrop",
     "GradNorm",

@@ -45,11 +45,14 @@ class Method(nn.Module, ABC):
         uses_values: Whether it reads the losses, and not only their gradients.
         halves: Whether it needs two independent samples of every task, see
             :class:`~lightning_jd.aggregators._halves.Halves`.
+        at_features: Whether its Gramian is that of gradients at the features instead of at the
+            parameters.
     """
 
     name: ClassVar[str] = ""
     uses_values: bool = False
     halves: bool = False
+    at_features: bool = False
     #: Whether it asks code that is not ours, whose answers are always looked at.
     is_foreign: bool = False
 

@@ -20,7 +20,13 @@ from lightning_jd.core._layout import Layout
 from lightning_jd.core._live_rows import LiveRows
 from lightning_jd.core._nonfinite import nonfinite_error, without
 from lightning_jd.core._pool import Pool
-from lightning_jd.core._pooled_routes import ByGramian, ByJacobian, ByValues, PooledRoute
+from lightning_jd.core._pooled_routes import (
+    ByFeatures,
+    ByGramian,
+    ByJacobian,
+    ByValues,
+    PooledRoute,
+)
 from lightning_jd.core._reach import Reach
 from lightning_jd.core._report import Report, total_gramian
 from lightning_jd.core._routes import Progress
@@ -137,8 +143,11 @@ class Accumulation:
             layout = self._agree(pool)
             if layout.m and not self.reach.reached:
                 raise nothing_reached(len(self._named))
-            by_values = isinstance(aggregator, Balancer)  # the same for all groups
-            members = split_into_groups(self.reach.selected, None if by_values else groups)
+            by_values = isinstance(aggregator, Balancer) or aggregator.at_features
+            members = split_into_groups(
+                self.reach.selected,
+                None if by_values else groups,  # losses and features are the same for all
+            )
             route = self._route(aggregator, pool, layout, delivery)
             if aggregator.uses_values:
                 check_values(aggregator, known=self._has_values)
@@ -184,7 +193,8 @@ class Accumulation:
         dtype = torch.float64 if wide else torch.float32
         like = torch.zeros((), dtype=dtype, device=self._named[0][1].device)
         if isinstance(aggregator, GramianAggregator):
-            return ByGramian(pool, layout, like, self._rows, aggregator, delivery)
+            by = ByFeatures if aggregator.at_features else ByGramian
+            return by(pool, layout, like, self._rows, aggregator, delivery)
         if isinstance(aggregator, Balancer):
             return ByValues(pool, layout, like, self._rows, aggregator, delivery)
         assert isinstance(aggregator, Aggregator)
@@ -223,8 +233,9 @@ class Accumulation:
         plain = {name: "plain" for name, _ in self.reach.plain}
         selected = {name for name, _ in self.reach.selected}
         paths = {name: path for name, path in self._rows.paths.items() if name in selected}
-        if isinstance(route, ByValues) and not paths:
-            paths = dict.fromkeys(selected, "balanced")
+        if isinstance(route, ByValues | ByFeatures) and not paths:
+            path = "balanced" if isinstance(route, ByValues) else "features"
+            paths = dict.fromkeys(selected, path)
         return Report(
             gramian=total_gramian(reports.values()) if reports else route.like.new_zeros(m, m),
             weights=next(iter(reports.values())).weights if len(reports) == 1 else None,

@@ -28,7 +28,7 @@ def method_of_call(spec: AggregatorSpec) -> Method:
     if spec.__hash__ is not None and not isinstance(spec, str | type) and spec in _AROUND:
         return _AROUND[spec]
     method = resolve(spec)
-    if isinstance(method, Stateful):
+    if any(isinstance(each, Stateful) for each in method.modules()):
         raise ArgumentError(
             f"{method.label} keeps a state between steps, so `aggregator` must be the same object "
             f"in every call, got {spec!r}, which would begin anew each time. Make it once, with "

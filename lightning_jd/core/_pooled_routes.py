@@ -14,12 +14,15 @@ from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, St
 from lightning_jd.core._answers import direction_from, weights_from
 from lightning_jd.core._delivery import Delivery
 from lightning_jd.core._exchange import all_at_first
+from lightning_jd.core._features import check_overlap, features_gramian
 from lightning_jd.core._kept_rows import KeptRows
 from lightning_jd.core._layout import Layout
+from lightning_jd.core._live_rows import LiveRows
 from lightning_jd.core._local_rows import LocalRows, per_parameter
 from lightning_jd.core._pool import Pool
 from lightning_jd.core._report import GroupReport
 from lightning_jd.engines import NamedParameters, column_count
+from lightning_jd.errors import GraphError
 
 
 class PooledRoute(ABC):
@@ -118,6 +121,35 @@ class ByGramian(PooledRoute):
         mine = self._delivery.factor(self.pool) * self.layout.own_weights(weights, self.pool.rank)
         self.own |= self._rows.gradients(named, mine)
         return GroupReport(G, weights, _names(named))
+
+
+class ByFeatures(ByGramian):
+    """For weights from the features, which are those of all processes side by side."""
+
+    @override
+    def look(self, group: Hashable, named: NamedParameters) -> None:
+        G = self.like.new_zeros(self.layout.m, self.layout.m)
+        block, problem = None, ""
+        try:
+            block = self._own_block()
+        except GraphError as error:  # all processes must know, or the others would wait
+            problem = str(error)
+        if said := [each for each in self.pool.gather(problem) if each]:
+            raise GraphError(said[0])
+        if block is not None:
+            self.layout.add_block(G, block.to(G), self.pool.rank, self.pool.rank)
+        self.gramians[group] = check_overlap(self.pool.sum(G, "gramian"))
+
+    def _own_block(self) -> Tensor | None:
+        if not isinstance(self._rows, LiveRows):
+            raise GraphError(
+                "Weights from features must have the graph of the whole step, got rows that were "
+                "kept of it. Set accumulation='batch' and nonfinite='raise'."
+            )
+        if self._rows.objectives is None:
+            return None
+        with torch.enable_grad():
+            return features_gramian(self._rows.objectives, self._rows.scale)
 
 
 class ByValues(PooledRoute):

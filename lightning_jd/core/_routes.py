@@ -10,8 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, Step
+from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, Method, Step
 from lightning_jd.core._answers import direction_from, weights_from
+from lightning_jd.core._features import check_overlap, features_gramian
 from lightning_jd.core._local_rows import per_parameter
 from lightning_jd.core._report import GroupReport
 from lightning_jd.engines import (
@@ -134,19 +135,14 @@ def through_values(
     progress: Progress,
     objectives: Objectives,
     named: NamedParameters,
-    balancer: Balancer,
+    method: Method,
     *,
     scale: float | Tensor,
+    overflow: Overflow,
     retain_graph: bool,
 ) -> None:
-    """No Jacobian: weights from the losses, and one ordinary backward pass of their weighted sum.
-
-    Groups of parameters play no part, because the losses are the same for all of them.
-    """
-    objectives.check_finite()
-    weights = weights_from(balancer, None, step_of(objectives))
-    progress.reports[None] = GroupReport(None, weights, _names(named))
-    progress.lap("weights")
+    """No Jacobian: weights first, and then one ordinary backward pass of the weighted losses."""
+    weights = weights_first(progress, objectives, named, method, scale, overflow)
     gradients = torch.autograd.grad(
         objectives.outputs,  # type: ignore[arg-type]  # tensors and edges may be mixed
         [tensor for _, tensor in named],
@@ -156,8 +152,37 @@ def through_values(
     )
     for (name, _), gradient in zip(named, gradients, strict=True):
         progress.found[name] = None if gradient is None else _unscaled(gradient, scale)
-        progress.paths[name] = "balanced"
     progress.lap("gradients")
+
+
+def weights_first(
+    progress: Progress,
+    objectives: Objectives,
+    named: NamedParameters,
+    method: Method,
+    scale: float | Tensor,
+    overflow: Overflow,
+) -> Tensor:
+    """The weights of a balancer, or those from the features, before parameters are looked at.
+
+    Groups of parameters play no part, because losses and features are the same for all of them.
+    """
+    told = step_of(objectives)
+    if told.values is not None and not bool(torch.isfinite(told.values).all()):
+        objectives.check_finite()
+    if isinstance(method, Balancer):
+        G, path = None, "balanced"
+        weights = weights_from(method, None, told)
+    else:
+        assert isinstance(method, GramianAggregator)
+        G, path = check_overlap(features_gramian(objectives, scale)), "features"
+        progress.lap("gramian")
+        even = torch.full_like(G[0], 1 / len(G))
+        weights = weights_from(method, G, told) if _all_finite(objectives, G, overflow) else even
+    progress.reports[None] = GroupReport(G, weights, _names(named))
+    progress.paths |= dict.fromkeys(_names(named), path)
+    progress.lap("weights")
+    return weights
 
 
 def step_of(objectives: Objectives, group: Hashable = None) -> Step:

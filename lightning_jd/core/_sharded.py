@@ -120,6 +120,8 @@ class ShardedAccumulation:
             ArgumentError: If the aggregator is no weighting of the rows.
         """
         aggregator = aggregator.turn()
+        if aggregator.at_features:
+            raise ArgumentError(no_features(aggregator))
         if not isinstance(aggregator, GramianAggregator | Balancer):
             raise ArgumentError(needs_whole_rows(aggregator))
         progress = Progress()
@@ -237,6 +239,15 @@ class ShardedAccumulation:
     def _plain_weight(self, m: int) -> float:
         ((kind, columns),) = self._kinds
         return 1.0 if kind == "tasks" else columns / m
+
+
+def no_features(aggregator: Method) -> str:
+    """Why weights from features do not work with parameters in pieces."""
+    return (
+        f"With parameters in pieces, {aggregator.label} cannot work: a backward pass must run "
+        "through the whole graph, and cannot end at the features. Choose the aggregator itself, or "
+        "strategy='ddp'."
+    )
 
 
 def needs_whole_rows(aggregator: Method) -> str:

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, Method
-from lightning_jd.core._answers import check_values, weights_from
+from lightning_jd.core._answers import check_values
 from lightning_jd.core._groups import Groups, split_into_groups
-from lightning_jd.core._report import GroupReport, Report, total_gramian
+from lightning_jd.core._report import Report, total_gramian
 from lightning_jd.core._routes import (
     Overflow,
     Progress,
     plain,
-    step_of,
     through_gramian,
     through_jacobian,
     through_values,
+    weights_first,
 )
 from lightning_jd.core._surrogate import surrogate
 from lightning_jd.engines import Objectives, Selection, hooks_silenced, leaves_reached
@@ -103,10 +103,9 @@ def compute_update(
     """
     aggregator = aggregator.turn()
     check_values(aggregator, known=objectives.has_values)
-    if isinstance(aggregator, Balancer) and not selection.plain:
-        vector = _vector(objectives)
-        if vector is not None:
-            return _balanced(objectives, vector, selection, aggregator)
+    known_first = isinstance(aggregator, Balancer) or aggregator.at_features
+    if known_first and not selection.plain and (vector := _vector(objectives)) is not None:
+        return _combined(objectives, vector, selection, aggregator, scale, overflow)
     progress = Progress()
     begin = progress.last
     tensors = dict(selection.plain + selection.selected)
@@ -118,9 +117,15 @@ def compute_update(
     members = split_into_groups(selected, groups)
     with hooks_silenced(tensors.values()):  # they run when the gradients are delivered
         plain(progress, objectives, selection.plain, scale)
-        if isinstance(aggregator, Balancer):
+        if isinstance(aggregator, Balancer) or aggregator.at_features:
             through_values(
-                progress, objectives, selected, aggregator, scale=scale, retain_graph=retain_graph
+                progress,
+                objectives,
+                selected,
+                aggregator,
+                scale=scale,
+                overflow=overflow,
+                retain_graph=retain_graph,
             )
         elif isinstance(aggregator, GramianAggregator):
             through_gramian(
@@ -168,26 +173,25 @@ def _vector(objectives: Objectives) -> Tensor | None:
     return torch.stack(scalars) if len(scalars) == len(losses) else None
 
 
-def _balanced(
-    objectives: Objectives, vector: Tensor, selection: Selection, balancer: Balancer
+def _combined(
+    objectives: Objectives,
+    vector: Tensor,
+    selection: Selection,
+    method: Method,
+    scale: float | Tensor,
+    overflow: Overflow,
 ) -> Update:
     """What is left to do is one ordinary backward pass, which need not be ours."""
     progress = Progress()
     begin = progress.last
-    told = step_of(objectives)
-    if told.values is not None and not bool(torch.isfinite(told.values).all()):
-        objectives.check_finite()
-    weights = weights_from(balancer, None, told)
-    progress.reports[None] = GroupReport(None, weights, tuple(n for n, _ in selection.selected))
-    progress.paths |= dict.fromkeys((name for name, _ in selection.selected), "balanced")
-    progress.lap("weights")
+    weights = weights_first(progress, objectives, selection.selected, method, scale, overflow)
     progress.milliseconds["total"] = 1000 * (progress.last - begin)
     return Update(
         [tensor for _, tensor in selection.selected],
         [],
         objectives.shown(),
         _report(objectives, progress),
-        vector @ weights,
+        vector @ weights.to(vector),
     )
 
 

@@ -291,6 +291,48 @@ def _two_processes(rank: int, folder: Path, name: str, epochs: int = 2) -> None:
         torch.save(run.net.state_dict(), folder / "net.pt")
 
 
+class _Heads(Regression):
+    """A trunk and one head per task, each with a loss of its own."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        features, last = self.net[:-1](x), self.net[-1]
+        found = {}
+        for k, name in enumerate("abc"):
+            out = features @ last.weight[k] + last.bias[k]
+            found[name] = (out - y[:, k]).square().mean()
+        return {"loss": found}
+
+
+def _features(rank: int, folder: Path) -> None:
+    from lightning.pytorch.strategies import DDPStrategy
+
+    run = _Heads(lr=0.05)
+    fit(
+        run,
+        _half(rank),
+        callbacks=[JacobianDescent("fromfeatures", check_replicas=1)],
+        strategy=DDPStrategy(),
+        devices=2,
+        use_distributed_sampler=False,
+    )
+    if rank == 0:
+        torch.save(run.net.state_dict(), folder / "net.pt")
+
+
+@pytest.mark.slow
+def test_features_of_two_processes_are_those_of_one_on_the_whole_batch(tmp_path: Path) -> None:
+    run_in_two_processes(_features, tmp_path)
+    alone = _Heads(lr=0.05)
+    callback = JacobianDescent("fromfeatures")
+    fit(alone, callbacks=[callback])
+    assert callback.report is not None
+    assert set(callback.report.paths.values()) == {"features"}
+    found = torch.load(tmp_path / "net.pt")
+    for key, value in alone.net.state_dict().items():
+        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5)
+
+
 def _task_method(name: str) -> bool:
     return not METHODS[name].halves
 

@@ -1,0 +1,147 @@
+"""Weights from the features: where they are in the graph, and what comes of them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import lightning_jd
+from lightning_jd.aggregators import MGDA, FromFeatures, UPGrad, WeightsEvery
+from lightning_jd.core._features import features_gramian, features_of
+from lightning_jd.engines import Objectives
+from lightning_jd.errors import ArgumentError, GraphError
+from tests.core.test_methods import gradient
+from tests.helpers.matrices import normal
+
+
+class TrunkAndHeads(nn.Module):
+    def __init__(self, tasks: int = 3) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.trunk = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh())
+            self.heads = nn.ModuleList(nn.Linear(5, 1) for _ in range(tasks))
+        self.double()
+
+    def losses(self, seed: int = 0) -> tuple[dict[str, Tensor], Tensor]:
+        features = self.trunk(normal(seed, 8, 4))
+        found = {
+            str(k): (head(features).squeeze(1) - normal(seed + k + 1, 1, 8)[0]).square().mean()
+            for k, head in enumerate(self.heads)
+        }
+        return found, features
+
+
+def test_the_features_are_the_outputs_of_the_trunk() -> None:
+    losses, features = TrunkAndHeads().losses()
+    (edge,) = features_of(Objectives.of(losses))
+    assert edge.node is features.grad_fn
+    rows = [
+        torch.autograd.grad(loss, features, retain_graph=True)[0].flatten()
+        for loss in losses.values()
+    ]
+    J = torch.stack(rows)
+    assert_close(features_gramian(Objectives.of(losses)), J @ J.T, rtol=1e-12, atol=1e-15)
+
+
+def test_a_task_that_enters_deeper_is_found_there_too() -> None:
+    x = normal(0, 1, 3)[0].requires_grad_()
+    deep = x.sin()
+    top = deep.exp()
+    losses = [top.sum(), (2 * top).sum() + deep.prod(), deep.norm()]
+    edges = features_of(Objectives.of(losses))
+    assert {edge.node for edge in edges} == {deep.grad_fn, top.grad_fn}
+
+
+@pytest.mark.parametrize("select", ["all", "shared"])
+def test_the_update_has_the_weights_of_the_features(select: Any) -> None:
+    model, expected = TrunkAndHeads(), TrunkAndHeads()
+    report = lightning_jd.backward(
+        model.losses()[0], model, FromFeatures(UPGrad(reg=0)), select=select
+    )
+    losses, _ = expected.losses()
+    w = UPGrad(reg=0).weights(features_gramian(Objectives.of(losses)))
+    assert report.weights is not None
+    assert_close(report.weights, w, rtol=1e-10, atol=1e-12)
+    torch.stack(list(losses.values())).backward(w)
+    for (name, a), b in zip(model.named_parameters(), expected.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        if select == "shared" and name.startswith("heads"):
+            scale = w[int(name.split(".")[1])]
+            assert_close(a.grad * scale, b.grad, rtol=1e-9, atol=1e-12)
+        else:
+            assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_behind_an_orthogonal_map_they_are_the_exact_weights() -> None:
+    Q = torch.linalg.qr(normal(3, 6, 6)).Q
+    for spec in (UPGrad(reg=0), MGDA()):
+        gradients = []
+        for method in (spec, FromFeatures(spec)):
+            p = nn.Parameter(normal(4, 1, 6)[0])
+            z = Q @ p
+            targets = normal(5, 4, 6)
+            losses = [((z - target) ** 2 * (k + 1)).sum() for k, target in enumerate(targets)]
+            lightning_jd.backward(losses, [p], method)
+            assert p.grad is not None
+            gradients.append(p.grad)
+        assert_close(gradients[1], gradients[0], rtol=1e-8, atol=1e-10)
+
+
+def test_heads_are_differentiated_once_more_and_the_trunk_once() -> None:
+    model, counts = TrunkAndHeads(), {"trunk": 0, "head": 0}
+
+    def counted(name: str) -> Any:
+        def hook(*_: Any) -> None:
+            counts[name] += 1
+
+        return hook
+
+    features = model.trunk(normal(0, 8, 4))
+    features.grad_fn.next_functions[0][0].register_hook(counted("trunk"))  # type: ignore[union-attr]
+    losses = []
+    for head in model.heads:
+        out = head(features)
+        out.grad_fn.register_hook(counted("head"))
+        losses.append(out.square().mean())
+    lightning_jd.backward(losses, model, "fromfeatures")
+    assert counts == {"trunk": 1, "head": 6}
+
+
+def test_where_there_are_no_features_it_says_so() -> None:
+    layer = nn.Linear(3, 1)
+    losses = [layer(torch.randn(4, 3)).square().mean() for _ in range(2)]
+    with pytest.raises(GraphError, match=r"in 2 parameters only. The graph: Mean -> Pow -> Addmm"):
+        lightning_jd.backward(losses, layer, "fromfeatures")
+    with pytest.raises(GraphError, match=r"several losses that are tasks.*got 4 instances"):
+        lightning_jd.backward(layer(torch.randn(4, 3)).squeeze(1), layer, "fromfeatures")
+    joint = nn.Linear(3, 2)(torch.randn(4, 3)).square().mean(dim=0)
+    with pytest.raises(GraphError, match="tasks part only at their losses"):
+        lightning_jd.backward(list(joint), layer, "fromfeatures")
+    with pytest.raises(ArgumentError, match="keeps a state between steps"):
+        lightning_jd.backward(losses, layer, {"name": "fromfeatures", "aggregator": "gradvac"})
+    for spec in ("graddrop", "modo", "uw"):
+        with pytest.raises(ArgumentError, match="`aggregator` must be weighted, and by one sample"):
+            FromFeatures(spec)
+
+
+def test_a_state_inside_is_kept() -> None:
+    model = TrunkAndHeads()
+    method = FromFeatures("gradvac")
+    for t in range(3):
+        model.zero_grad()
+        lightning_jd.backward(model.losses(t)[0], model, method)
+    assert method.state_dict()["aggregator._extra_state"]["groups"][""]["steps"] == 3
+    assert bool(gradient(model).isfinite().all())
+
+
+def test_features_every_few_steps() -> None:
+    model, method = TrunkAndHeads(), WeightsEvery(FromFeatures("upgrad"), n=2)
+    paths = []
+    for t in range(3):
+        report = lightning_jd.backward(model.losses(t)[0], model, method)
+        paths.append(set(report.paths.values()))
+    assert paths == [{"features"}, {"balanced"}, {"features"}]
