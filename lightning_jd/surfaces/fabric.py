@@ -100,7 +100,8 @@ def backward(
     warn_slow(update.report.slow, stacklevel=2)
     scalar = update.surrogate()
     start_first_reduction(wrapped, scalar)
-    fabric.backward(scalar)
+    # An ordinary backward pass would reach other leaves too.
+    fabric.backward(scalar, **({} if update.combined is None else {"inputs": update.params}))
     return update.report
 
 

@@ -9,6 +9,7 @@ from lightning.fabric.plugins.precision import MixedPrecision
 from lightning.fabric.strategies import DDPStrategy
 
 from lightning_jd import fabric as jd
+from lightning_jd.aggregators import resolve
 from lightning_jd.core import backward
 from lightning_jd.errors import NonFiniteError, SetupError
 from tests.helpers.lightning import Regression, assert_same_weights, batches, hand_written, network
@@ -110,3 +111,24 @@ def test_what_cannot_work_is_refused() -> None:
 
     with pytest.raises(SetupError, match=r"on one device, .* got object"):
         jd.backward(Odd(), torch.ones(2, requires_grad=True), network())
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_balancer_is_the_loop_with_its_weights(precision: Any) -> None:
+    method = resolve("uw")
+    loop = Regression("tasks")
+    hand_written(loop, lambda losses: backward(losses, loop, method))
+    tolerance = 1e-5 if precision == "32-true" else 5e-2
+    found = train(fabric(precision=precision), "tasks", resolve("uw"))  # type: ignore[arg-type]
+    assert_same_weights(found, loop.net, rtol=tolerance, atol=tolerance)
+
+
+def test_a_balancer_touches_the_given_parameters_only() -> None:
+    made = fabric()
+    model = made.setup(network())
+    x, y = next(iter(batches()))
+    losses = list((model(x) - y).square().mean(dim=0))
+    head = list(model.module[2].parameters())
+    jd.backward(made, losses, head, "gls")
+    assert all(p.grad is not None for p in head)
+    assert all(p.grad is None for p in model.module[0].parameters())
