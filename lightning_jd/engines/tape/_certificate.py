@@ -73,17 +73,21 @@ class _Comparison:
     off: float
     noise: float = 0.0
 
-    def mismatch(self, v: Tensor, eps: float) -> Mismatch | None:
+    def mismatch(self, v: Tensor, eps: float, total: float) -> Mismatch | None:
         """What is wrong beyond the noise.
 
         Args:
             v: The vector.
             eps: The machine precision of the least precise type that takes part.
+            total: The length of the gradients of all parameters, see :func:`_length`.
         """
+        length = _length(self.share, v)
+        # Where rows cancel in the sum, those of the tape are as noisy as they were before.
+        noise = self.noise * max(1.0, length / self.ordinary if self.ordinary else 1.0)
+        slack = _FEW * noise + _FLOOR * eps * length
+        if self.ordinary == 0:  # what is zero in theory is so by luck, and has no noise of its own
+            slack += _FLOOR * eps * total
         share, v = self.share.double(), v.double()
-        lengths = v.abs() * share.diagonal().clamp(min=0).sqrt()
-        length = float(lengths.norm())  # about that of the gradient, at random signs
-        slack = _FEW * self.noise + _FLOOR * eps * length
         if not self.off <= slack:
             return Mismatch(self.parameters, "gradient", self._relative(self.off))
         squared = max(0.0, float(v @ share @ v))
@@ -96,6 +100,12 @@ class _Comparison:
 
     def _relative(self, distance: float) -> float:
         return distance / self.ordinary if self.ordinary else float("inf")
+
+
+def _length(gramian: Tensor, v: Tensor) -> float:
+    """About the length of ``Jᵀ v``, at random signs."""
+    lengths = v.double().abs() * gramian.double().diagonal().clamp(min=0).sqrt()
+    return float(lengths.norm())
 
 
 def random_vector(G: Tensor, spread: float) -> Tensor:
@@ -147,14 +157,14 @@ def _in_batch(
         for parameters, share in batch
     ]
     del replayed
-    suspects = looks
+    suspects, total = looks, _length(ledger.G, v)
     found: list[Mismatch] = []
     for divisor in _DIVISORS:
         again = ordinary(v / divisor, [p for look in suspects for p in look.parameters])
         for look in suspects:
             apart = {p: again[p].mul_(divisor).sub_(once[p]) for p in look.parameters if p in again}
             look.noise = max(look.noise, _norm(apart, look.parameters))
-        judged = [(look, look.mismatch(v, eps)) for look in suspects]
+        judged = [(look, look.mismatch(v, eps, total)) for look in suspects]
         suspects = [look for look, wrong in judged if wrong is not None]
         found = [wrong for _, wrong in judged if wrong is not None]
         if not suspects:
