@@ -101,13 +101,11 @@ class HookWatch:
         self._tables = [
             table
             for table in objects
-            if type(table) in (dict, OrderedDict)
-            and type(next(iter(table), None)) is int
-            and self._in(table)
+            if type(table) in (dict, OrderedDict) and _is_numbered(table) and self._in(table)
         ]
 
     def _in(self, table: dict[Any, Any]) -> list[int]:
-        return [key for key in table if type(key) is int and key in self._hooks]
+        return [key for key in tuple(table) if type(key) is int and key in self._hooks]
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -148,6 +146,14 @@ class HookWatch:
             for table, key, hook in before:
                 if key in table:
                     table[key] = hook
+
+
+def _is_numbered(table: dict[Any, Any]) -> bool:
+    """Whether the keys of a table may be numbers of hooks."""
+    try:
+        return type(next(iter(table), None)) is int
+    except RuntimeError:  # another thread is changing it, so it is no table of hooks in this graph
+        return False
 
 
 def _is_unchanged(answer: Any, args: tuple[Any, ...]) -> bool:
