@@ -19,11 +19,6 @@ from lightning_jd.engines.tape import (
 )
 from lightning_jd.errors import GraphError
 
-#: Else every saved tensor may be recomputed when it is looked at, and nothing is freed early.
-needs_hooks_that_show = pytest.mark.skipif(
-    not hasattr(torch._C._autograd.SavedTensor, "unpack_hook"), reason="needs torch 2.13"
-)
-
 
 def images() -> tuple[nn.Sequential, Tensor]:
     torch.manual_seed(0)
@@ -48,7 +43,6 @@ def step(model: nn.Sequential, x: Tensor, memory: str, *, keep: bool = False) ->
     return len(passes), torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-@needs_hooks_that_show
 @pytest.mark.parametrize(("build", "expected"), [(images, 1), (sequences, 2)])
 def test_there_is_a_second_pass_only_where_much_would_be_kept(build, expected) -> None:  # type: ignore[no-untyped-def]
     model, x = build()
@@ -61,7 +55,6 @@ def test_there_is_a_second_pass_only_where_much_would_be_kept(build, expected) -
     assert step(model, x, "low", keep=True)[0] == 2
 
 
-@needs_hooks_that_show
 @pytest.mark.parametrize("memory", ["fast", "low"])
 def test_the_one_pass_frees_what_the_operations_have_saved(memory: str) -> None:
     model, x = images()
@@ -122,7 +115,6 @@ def moody_rule() -> Iterator[list[bool]]:
     unregister_rule("DivBackward0", 1)
 
 
-@needs_hooks_that_show
 @pytest.mark.parametrize("memory", ["fast", "low"])
 def test_a_rule_that_changes_its_mind_is_an_error(memory: str, moody_rule: list[bool]) -> None:
     model, x = Divided(), torch.randn(4, 200, dtype=torch.float64)

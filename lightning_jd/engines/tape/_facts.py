@@ -135,13 +135,10 @@ def _index_values(node: Node) -> tuple[Ids, ...] | None:
 
 
 def is_hooked(node: Node, name: str) -> bool:
-    """Whether a saved tensor, or one of several, is recomputed or loaded when it is looked at.
-
-    Before torch 2.13 nothing tells; then every saved tensor is taken for one that may be.
-    """
+    """Whether a saved tensor, or one of several, is recomputed or loaded when it is looked at."""
     raw = getattr(node, "_raw_saved_" + name, None)
     several = raw if isinstance(raw, tuple) else (raw,)
-    return any(one is not None and getattr(one, "unpack_hook", one) is not None for one in several)
+    return any(getattr(one, "unpack_hook", None) is not None for one in several)
 
 
 def any_hooked(node: Node) -> bool:
