@@ -80,13 +80,12 @@ class PooledRoute(ABC):
         self.values = None if self.values is None else self.values[kept]
 
 
-class ByGramian(PooledRoute):
-    """For aggregators that are a weighting of the rows; see :class:`PooledRoute`.
+class Weighting(PooledRoute):
+    """For methods that are a weighting of the rows; see :class:`PooledRoute`.
 
     Args:
         rows: The rows of this process.
-        aggregator: The method; only the first process asks it, whose generator is the one that is
-            saved.
+        method: Only the first process asks it, whose generator is the one that is saved.
         delivery: What happens to the gradients.
     """
 
@@ -96,11 +95,20 @@ class ByGramian(PooledRoute):
         layout: Layout,
         like: Tensor,
         rows: LocalRows,
-        aggregator: GramianAggregator,
+        method: GramianAggregator | Balancer,
         delivery: Delivery,
     ) -> None:
         super().__init__(pool, layout, like)
-        self._rows, self._aggregator, self._delivery = rows, aggregator, delivery
+        self._rows, self._method, self._delivery = rows, method, delivery
+
+    def _add_own(self, named: NamedParameters, weights: Tensor) -> None:
+        """Add the gradients that the rows of this process contribute."""
+        mine = self._delivery.factor(self.pool) * self.layout.own_weights(weights, self.pool.rank)
+        self.own |= self._rows.gradients(named, mine)
+
+
+class ByGramian(Weighting):
+    """For weights from the Gramian."""
 
     @override
     def look(self, group: Hashable, named: NamedParameters) -> None:
@@ -114,12 +122,11 @@ class ByGramian(PooledRoute):
         G, told = self.gramians[group], self.told(group)
         if len(G) and bool(torch.isfinite(G.diagonal()).all()):
             weights = self.pool.asked_of_first(
-                lambda: weights_from(self._aggregator, G, told), G.diagonal(), "weights"
+                lambda: weights_from(self._method, G, told), G.diagonal(), "weights"
             )
         else:
             weights = torch.full_like(G.diagonal(), 1 / max(1, len(G)))
-        mine = self._delivery.factor(self.pool) * self.layout.own_weights(weights, self.pool.rank)
-        self.own |= self._rows.gradients(named, mine)
+        self._add_own(named, weights)
         return GroupReport(G, weights, _names(named))
 
 
@@ -152,26 +159,8 @@ class ByFeatures(ByGramian):
             return features_gramian(self._rows.objectives, self._rows.scale)
 
 
-class ByValues(PooledRoute):
-    """For balancers: no Gramian, and one ordinary backward pass on each process.
-
-    Args:
-        rows: The rows of this process.
-        balancer: The method; only the first process asks it.
-        delivery: What happens to the gradients.
-    """
-
-    def __init__(
-        self,
-        pool: Pool,
-        layout: Layout,
-        like: Tensor,
-        rows: LocalRows,
-        balancer: Balancer,
-        delivery: Delivery,
-    ) -> None:
-        super().__init__(pool, layout, like)
-        self._rows, self._balancer, self._delivery = rows, balancer, delivery
+class ByValues(Weighting):
+    """For balancers: no Gramian, and one ordinary backward pass on each process."""
 
     @override
     def look(self, group: Hashable, named: NamedParameters) -> None:
@@ -183,10 +172,9 @@ class ByValues(PooledRoute):
         assert told.values is not None
         weights = told.values  # none, if no process has a loss
         if self.layout.m:
-            ask = partial(weights_from, self._balancer, None, told)
+            ask = partial(weights_from, self._method, None, told)
             weights = self.pool.asked_of_first(ask, told.values, "weights")
-        mine = self._delivery.factor(self.pool) * self.layout.own_weights(weights, self.pool.rank)
-        self.own |= self._rows.gradients(named, mine)
+        self._add_own(named, weights)
         return GroupReport(None, weights, _names(named))
 
 
