@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "lightning_jd"
+TAPE = PACKAGE / "engines" / "tape"
 ALLOWED = {
     "errors": set(),
     "linalg": {"errors"},
@@ -23,14 +24,23 @@ HEAVY = ["lightning", "pytorch_lightning", "torchjd", "matplotlib", "rich", "qps
 
 
 def rooms_imported(file: Path) -> set[str]:
+    parts = modules_imported(file)
+    return {part[1] for part in parts if part[0] == "lightning_jd" and len(part) > 1}
+
+
+def stages_imported(file: Path) -> set[str]:
+    tape = ["lightning_jd", "engines", "tape"]
+    return {part[3] for part in modules_imported(file) if part[:3] == tape and len(part) > 3}
+
+
+def modules_imported(file: Path) -> list[list[str]]:
     names = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names.append(node.module or "")
-    parts = [name.split(".") for name in names]
-    return {part[1] for part in parts if part[0] == "lightning_jd" and len(part) > 1}
+    return [name.split(".") for name in names]
 
 
 @pytest.mark.parametrize("room", ALLOWED)
@@ -42,6 +52,25 @@ def test_a_room_imports_only_from_the_rooms_below_it(room: str) -> None:
         if (extra := rooms_imported(file) - ALLOWED[room] - {room})
     }
     assert not foreign
+
+
+#: The stages of the tape: each imports from those before it, and nothing from the files above them.
+STAGES = ["graph", "owners", "contributions", "rules", "plan", "run"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_of_the_tape_imports_only_from_the_stages_before_it(stage: str) -> None:
+    before = STAGES[: STAGES.index(stage) + 1]
+    later = {
+        str(file.relative_to(TAPE)): extra
+        for file in (TAPE / stage).glob("**/*.py")
+        if (extra := stages_imported(file) - set(before))
+    }
+    assert not later
+
+
+def test_every_folder_of_the_tape_is_a_stage() -> None:
+    assert {file.parent.relative_to(TAPE).parts[0] for file in TAPE.glob("*/*.py")} == set(STAGES)
 
 
 @pytest.mark.slow

@@ -18,7 +18,11 @@ from lightning_jd.engines.tape import (
     cross_gramian,
     shared_cross_gramian,
 )
-from lightning_jd.engines.tape.convolution import ConvolutionWeight, patch_sizes, unfolded
+from lightning_jd.engines.tape.contributions.convolution import (
+    ConvolutionWeight,
+    patch_sizes,
+    unfolded,
+)
 
 
 class Factored(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_jd.engines import Objectives, Tape
-from lightning_jd.engines.tape import _light
+from lightning_jd.engines.tape.run import _freeing
 from tests.engines.zoo._registry import Losses, Named
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -102,5 +102,5 @@ def check_tape(losses: Losses, named: Named, memory: str, tolerance: float, **op
 def check_freed(losses: Losses, named: Named, memory: str, tolerance: float) -> None:
     """The same for a tape that frees the graph in its only pass, however small it is."""
     Tape(Objectives.of(losses), named, check="off").gramian()  # shows that the rules apply
-    with patch.object(_light, "_SHARE", 1e9):
+    with patch.object(_freeing, "_SHARE", 1e9):
         check_tape(losses, named, memory, tolerance, retain_graph=False, check="off")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_jd import backward
-from lightning_jd.engines.tape._memory import forget
+from lightning_jd.engines.tape.plan._cache import forget
 
 Hook = Callable[[Tensor], Tensor | None]
 

@@ -7,8 +7,8 @@ from torch.testing import assert_close
 
 from lightning_jd.engines import Objectives, Tape
 from lightning_jd.engines.tape import OuterProduct, Rows
-from lightning_jd.engines.tape._one_row import OneRow
-from lightning_jd.engines.tape._placement import Placement
+from lightning_jd.engines.tape.contributions._one_row import OneRow
+from lightning_jd.engines.tape.graph import Placement
 from tests.engines.oracle import check_tape
 
 M, K = 5, 3

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_jd.engines import Objectives, Tape
-from lightning_jd.engines.tape.flow import _registry
+from lightning_jd.engines.tape.owners.flow import _registry
 
 D = 8
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_jd.engines import Objectives, Tape
-from lightning_jd.engines.tape import _ragged_product
+from lightning_jd.engines.tape.contributions import _ragged_product
 from tests.engines.oracle import check_tape
 
 

@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_jd.engines.tape._facts import Indices
-from lightning_jd.engines.tape._graph import local_vjp, records_of, walk
-from lightning_jd.engines.tape._owners import NOBODY, Owners, in_order, joined
-from lightning_jd.engines.tape.flow import REDUCED, Crossing, flow_of, is_known
+from lightning_jd.engines.tape.graph import Indices, local_vjp, records_of, walk
+from lightning_jd.engines.tape.owners._owners import NOBODY, Owners, in_order, joined
+from lightning_jd.engines.tape.owners.flow import REDUCED, Crossing, flow_of, is_known
 
 # sizes are equal on purpose wherever they can be, so that axes are easily mistaken for one another
 X = torch.randn(4, 4, 4, dtype=torch.float64) / 2

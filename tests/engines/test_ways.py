@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_jd.engines.tape import _passes
+from lightning_jd.engines.tape.run import _passes
 from tests.engines.oracle import TOLERANCE, check_tape
 from tests.engines.zoo import CASES, default_dtype
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
 from lightning_jd.engines._reach import parents_first
-from lightning_jd.engines.tape._graph import local_vjp
+from lightning_jd.engines.tape.graph import local_vjp
 
 #: An output of a node.
 Place = tuple[Node, int]

@@ -1,17 +1,16 @@
 """The Gramian tape: the Gramian of any autograd graph without its Jacobian."""
 
-from lightning_jd.engines.tape._contribution import Contribution, Rows
-from lightning_jd.engines.tape._cross import cross_gramian, shared_cross_gramian
 from lightning_jd.engines.tape._explain import Explanation, Slow, explain, slow_parameters
-from lightning_jd.engines.tape._outer_product import OuterProduct
-from lightning_jd.engines.tape._shared_activations import SharedActivations
 from lightning_jd.engines.tape._tape import Tape
-from lightning_jd.engines.tape.rules import (
-    NotApplicableError,
-    Site,
-    register_rule,
-    unregister_rule,
+from lightning_jd.engines.tape.contributions import (
+    Contribution,
+    OuterProduct,
+    Rows,
+    SharedActivations,
+    cross_gramian,
+    shared_cross_gramian,
 )
+from lightning_jd.engines.tape.rules import NotApplicableError, Site, register_rule, unregister_rule
 
 __all__ = [
     "Contribution",

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_jd.engines.tape._ledger import Ledger
+from lightning_jd.engines.tape.run import Ledger
 from lightning_jd.errors import GraphError
 
 #: ``Jᵀ v`` of some parameters, from autograd.

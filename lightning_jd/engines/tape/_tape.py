@@ -18,17 +18,11 @@ from lightning_jd.engines.tape._certificate import (
     mismatches,
     random_vector,
 )
-from lightning_jd.engines.tape._collector import Collector
-from lightning_jd.engines.tape._contribution import Contribution
-from lightning_jd.engines.tape._differentiate import gradients_of
-from lightning_jd.engines.tape._evidence import Evidence
-from lightning_jd.engines.tape._graph import Graph, types_in, walk
-from lightning_jd.engines.tape._ledger import Ledger
-from lightning_jd.engines.tape._light import can_free, is_light
-from lightning_jd.engines.tape._memory import KnownGraph, known_graph, standing_of
-from lightning_jd.engines.tape._plan import Plan
-from lightning_jd.engines.tape._recording import Recording
-from lightning_jd.engines.tape._tuning import rounded
+from lightning_jd.engines.tape.contributions import Contribution, rounded
+from lightning_jd.engines.tape.graph import Graph, gradients_of, types_in, walk
+from lightning_jd.engines.tape.owners import Evidence
+from lightning_jd.engines.tape.plan import KnownGraph, Plan, known_graph, standing_of
+from lightning_jd.engines.tape.run import Collector, Ledger, Recording, can_free, is_light
 from lightning_jd.errors import ArgumentError, GraphError
 
 #: Steps between two certificates of the same kind of graph.

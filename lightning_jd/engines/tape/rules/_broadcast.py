@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lightning_jd.engines.tape._arrangement import Arrangement
-from lightning_jd.engines.tape._contribution import Contribution, Rows
-from lightning_jd.engines.tape._owners import Owners
+from lightning_jd.engines.tape.contributions import Contribution, Rows
+from lightning_jd.engines.tape.owners import Arrangement, Owners
 from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_jd.engines.tape._contribution import Contribution, Rows
-from lightning_jd.engines.tape.convolution import ConvolutionWeight, Geometry
+from lightning_jd.engines.tape.contributions import Contribution, Rows
+from lightning_jd.engines.tape.contributions.convolution import ConvolutionWeight, Geometry
 from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
 
 

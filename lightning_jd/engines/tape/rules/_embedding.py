@@ -2,64 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from typing_extensions import override
-
-from lightning_jd.engines.tape._contribution import Contribution
-from lightning_jd.engines.tape._facts import signed
-from lightning_jd.engines.tape._placement import Placement
+from lightning_jd.engines.tape.contributions import Contribution, Lookup
+from lightning_jd.engines.tape.graph import signed
 from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
-
-
-class Lookup(Contribution):
-    """Gradients of a table: objective k adds cotangent ``D[k, s]`` to entry ``index[k, s]``.
-
-    Only the entries that occur are ever touched, whatever the size of the table.
-
-    Args:
-        index: Shape (m, T).
-        cotangents: D, shape (m, T, d).
-        placement: The table, whose shape is (entries, d).
-    """
-
-    def __init__(self, index: Tensor, cotangents: Tensor, placement: Placement) -> None:
-        self.placements = (placement,)
-        self.index, self.D = index, cotangents
-
-    @override
-    def gramian(self) -> Tensor:
-        m, T, d = self.D.shape
-        used, place = torch.unique(self.index, return_inverse=True)
-        if m * len(used) <= m * T * m:  # gradients of the used entries against m T × m T products
-            rows = _added_up(place, self.D, len(used)).view(m, -1)
-            return rows @ rows.T
-        flat, place = self.D.reshape(m * T, d), place.reshape(-1)
-        products = (flat @ flat.T) * (place[:, None] == place[None, :])
-        gramian: Tensor = products.view(m, T, m, T).sum((1, 3))
-        return gramian
-
-    @override
-    def rows(self) -> Tensor:
-        placement = self.placements[0]
-        entries = placement.shape[0]
-        rows = _added_up(self.index, self.D, entries).view(len(self.D), *placement.shape)
-        return placement.placed(rows)
-
-    @override
-    def gradients(self, weights: Tensor) -> list[Tensor]:
-        placement = self.placements[0]
-        scaled = self.D * weights.to(self.D.dtype)[:, None, None]
-        table = scaled.new_zeros(placement.shape)
-        table.index_add_(0, self.index.reshape(-1), scaled.flatten(0, 1))
-        return [placement.placed(table.unsqueeze(0))[0]]
-
-
-def _added_up(place: Tensor, cotangents: Tensor, entries: int) -> Tensor:
-    m, _, d = cotangents.shape
-    offset = torch.arange(m, device=place.device).unsqueeze(1) * entries
-    table = cotangents.new_zeros(m * entries, d)
-    return table.index_add_(0, (place + offset).reshape(-1), cotangents.flatten(0, 1))
 
 
 @register_rule("EmbeddingBackward0", 0, saved=("indices",))

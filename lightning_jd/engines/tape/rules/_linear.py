@@ -7,13 +7,15 @@ from math import prod
 import torch
 from torch import Tensor
 
-from lightning_jd.engines.tape._arrangement import Arrangement
-from lightning_jd.engines.tape._contribution import Contribution, Rows
-from lightning_jd.engines.tape._matrices import Matrices
-from lightning_jd.engines.tape._outer_product import OuterProduct
-from lightning_jd.engines.tape._owners import Owners
-from lightning_jd.engines.tape._placement import Placement
-from lightning_jd.engines.tape._ragged_product import RaggedProduct
+from lightning_jd.engines.tape.contributions import (
+    Contribution,
+    Matrices,
+    OuterProduct,
+    RaggedProduct,
+    Rows,
+)
+from lightning_jd.engines.tape.graph import Placement
+from lightning_jd.engines.tape.owners import Arrangement, Owners
 from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lightning_jd.engines.tape._contribution import Contribution, Rows
+from lightning_jd.engines.tape.contributions import Contribution, Rows
 from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
 
 

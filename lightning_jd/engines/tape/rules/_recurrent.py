@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from lightning_jd.engines.tape._arrangement import Arrangement
-from lightning_jd.engines.tape._contribution import Contribution, Rows
-from lightning_jd.engines.tape._outer_product import OuterProduct
-from lightning_jd.engines.tape._owners import Owners
+from lightning_jd.engines.tape.contributions import Contribution, OuterProduct, Rows
+from lightning_jd.engines.tape.owners import Arrangement, Owners
 from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
 
 _NAME = "MkldnnRnnLayerBackward0"

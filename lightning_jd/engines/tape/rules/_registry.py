@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from lightning_jd.engines.tape._arrangement import Arrangement
-from lightning_jd.engines.tape._contribution import Contribution
-from lightning_jd.engines.tape._placement import Placement
+from lightning_jd.engines.tape.contributions import Contribution
+from lightning_jd.engines.tape.graph import Placement
+from lightning_jd.engines.tape.owners import Arrangement
 from lightning_jd.errors import ArgumentError
 
 

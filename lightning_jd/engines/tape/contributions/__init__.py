@@ -1,0 +1,28 @@
+"""What each use of a parameter adds to the Gramian and to the gradients."""
+
+from lightning_jd.engines.tape.contributions._base import Contribution, Rows, merge, products
+from lightning_jd.engines.tape.contributions._cross import cross_gramian, shared_cross_gramian
+from lightning_jd.engines.tape.contributions._fastest import fastest, rounded
+from lightning_jd.engines.tape.contributions._lookup import Lookup
+from lightning_jd.engines.tape.contributions._matrices import Matrices
+from lightning_jd.engines.tape.contributions._one_row import OneRow
+from lightning_jd.engines.tape.contributions._outer_product import OuterProduct
+from lightning_jd.engines.tape.contributions._ragged_product import RaggedProduct
+from lightning_jd.engines.tape.contributions._shared_activations import SharedActivations
+
+__all__ = [
+    "Contribution",
+    "Lookup",
+    "Matrices",
+    "OneRow",
+    "OuterProduct",
+    "RaggedProduct",
+    "Rows",
+    "SharedActivations",
+    "cross_gramian",
+    "fastest",
+    "merge",
+    "products",
+    "rounded",
+    "shared_cross_gramian",
+]

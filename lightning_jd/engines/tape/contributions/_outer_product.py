@@ -1,0 +1,220 @@
+"""Gradients that are sums of outer products, as those of every matrix weight are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.engines.tape.contributions._base import Contribution, Rows, products
+from lightning_jd.engines.tape.graph import Placement
+
+#: Bytes that a temporary matrix may take; above, work is cut into pieces.
+CHUNK_BYTES = 16 << 20
+
+
+class OuterProduct(Contribution):
+    r"""Gradient :math:`J_k = \sum_s D_{ks} A_{ks}^\top` of objective k, s over its T positions.
+
+    .. math::
+        G_{kl} = \sum_{s,t} \langle D_{ks}, D_{lt} \rangle \langle A_{ks}, A_{lt} \rangle
+               = \langle J_k, J_l \rangle
+
+    The first form costs :math:`T^2(i + o)` per pair, the second :math:`i\,o` per pair and
+    :math:`T\,i\,o` per objective; the cheaper one is taken.
+
+    Args:
+        activations: :math:`A`, shape (m, T, i).
+        cotangents: :math:`D`, shape (m, T, o).
+        placement: Where the weight is in its parameter.
+        bias: Where the bias is, if its gradient :math:`\sum_s D_{ks}` is to be included.
+        cotangents_first: The operation consumes the weight as (o, i) rather than (i, o).
+    """
+
+    def __init__(
+        self,
+        activations: Tensor,
+        cotangents: Tensor,
+        placement: Placement,
+        bias: Placement | None = None,
+        *,
+        cotangents_first: bool,
+    ) -> None:
+        self.placements = (placement,) if bias is None else (placement, bias)
+        self.A, self.D = activations, cotangents
+        self.cotangents_first = cotangents_first
+
+    @property
+    def _has_bias(self) -> bool:
+        return len(self.placements) > 1
+
+    @override
+    def gramian(self) -> Tensor:
+        return self.settled(room=0)[0]
+
+    @override
+    def settled(self, room: int) -> tuple[Tensor, list[Contribution]]:
+        if self._kernels_are_cheaper():
+            return kernel_gramian(self.A, self.D, self._has_bias), [self]
+        if self._has_bias:
+            weight, bias = self.split()
+            G, kept = weight.settled(room)
+            return G + bias.gramian(), [*kept, bias]
+        if self._rows_are_worth_keeping(room):
+            rows = Rows(self.rows(), self.placements[0], is_placed=True)
+            return rows.gramian(), [rows]
+        return rows_gramian(self.A, self.D), [self]
+
+    @override
+    def lean_settled(self) -> tuple[Tensor, Contribution]:
+        if self._has_bias or self.A.shape[2] >= self.A.shape[1]:
+            return self.lean_gramian(), self
+        rows = Rows(self.rows(), self.placements[0], is_placed=True)
+        return rows.gramian(), rows
+
+    @override
+    def apart(self) -> list[Contribution]:
+        return [self] if self._kernels_are_cheaper() else self.split()
+
+    def _kernels_are_cheaper(self) -> bool:
+        m, T, i = self.A.shape
+        o = self.D.shape[2]
+        by_kernels = (m * T) ** 2 * (i + o) * (1 if m * T < 512 else 0.65)
+        return by_kernels <= m * T * i * o + m * m * i * o
+
+    def _rows_are_worth_keeping(self, room: int) -> bool:
+        width = self.A.shape[2] * self.D.shape[2]
+        size = len(self.A) * width
+        return width <= room and size <= 2 * (self.A.numel() + self.D.numel())
+
+    @override
+    def rows(self) -> Tensor:
+        left, right = (self.D, self.A) if self._parameter_is_oi else (self.A, self.D)
+        rows = torch.bmm(left.transpose(1, 2), right).flatten(1)
+        return rows if self.placements[0].where is None else self.placements[0].placed(rows)
+
+    @override
+    def blocks(self, width: int) -> Iterator[Tensor]:
+        if self.placements[0].where is not None:
+            yield from super().blocks(width)
+            return
+        left, right = (self.D, self.A) if self._parameter_is_oi else (self.A, self.D)
+        for part in left.split(max(1, width // right.shape[2]), dim=2):
+            yield torch.bmm(part.transpose(1, 2), right).flatten(1)
+
+    @property
+    def _parameter_is_oi(self) -> bool:
+        return self.cotangents_first != self.placements[0].transposed
+
+    @override
+    def gradients(self, weights: Tensor) -> list[Tensor]:
+        m, T, i = self.A.shape
+        o = self.D.shape[2]
+        w = weights.to(self.D.dtype).repeat_interleave(T) if T > 1 else weights.to(self.D.dtype)
+        A, D = self.A.reshape(m * T, i), self.D.reshape(m * T, o)
+        if i < o and not self._has_bias:
+            A = A * w.unsqueeze(1)
+        else:
+            D = D * w.unsqueeze(1)
+        gradient = D.T @ A if self._parameter_is_oi else A.T @ D
+        placement = self.placements[0]
+        if placement.where is not None:
+            gradient = placement.placed(gradient.reshape(1, -1))
+        found = [gradient.reshape(-1)]
+        if self._has_bias:
+            found.append(D.sum(dim=0))
+        return found
+
+    @override
+    def split(self) -> list[Contribution]:
+        if not self._has_bias:
+            return [self]
+        placement, bias = self.placements
+        alone = OuterProduct(self.A, self.D, placement, cotangents_first=self.cotangents_first)
+        return [alone, Rows(self.D.sum(dim=1), bias)]
+
+    @override
+    def merged(self, others: Sequence[Contribution]) -> Contribution | None:
+        parts = [self, *others]
+        if not all(self._is_like(part) for part in parts):
+            return None
+        return self._with(
+            torch.cat([part.A for part in parts], dim=1),  # type: ignore[attr-defined]
+            torch.cat([part.D for part in parts], dim=1),  # type: ignore[attr-defined]
+        )
+
+    @override
+    def stacked(self, others: Sequence[Contribution]) -> Contribution:
+        if not all(self._is_like(part) and part.A.shape == self.A.shape for part in others):  # type: ignore[attr-defined]
+            return super().stacked(others)
+        passes = 1 + len(others)
+        D = torch.stack([self.D, *[part.D for part in others]], dim=1)  # type: ignore[attr-defined]
+        return self._with(self.A.repeat_interleave(passes, dim=0), D.flatten(0, 1))
+
+    def _is_like(self, other: Contribution) -> bool:
+        return (
+            isinstance(other, OuterProduct)
+            and self.placements == other.placements
+            and self.cotangents_first == other.cotangents_first
+            and self.placements[0].where is other.placements[0].where is None
+        )
+
+    def _with(self, activations: Tensor, cotangents: Tensor) -> OuterProduct:
+        placement, *bias = self.placements
+        return OuterProduct(
+            activations, cotangents, placement, *bias, cotangents_first=self.cotangents_first
+        )
+
+
+def kernel_gramian(A: Tensor, D: Tensor, plus_one: bool) -> Tensor:
+    """Sum over positions of ``(A Aᵀ) * (D Dᵀ)``, upper blocks of objectives only.
+
+    Args:
+        A: Activations, shape (m, T, i).
+        D: Cotangents, shape (m, T, o).
+        plus_one: Add the gradients of a bias, whose activation is 1.
+    """
+    m, T, i = A.shape
+    A, D = A.reshape(m * T, i), D.reshape(m * T, -1)
+    step = _objectives_per_block(m, T, A.element_size())
+    if step >= m:
+        return _kernel_block(A, A, D, D, T, plus_one)
+    G = A.new_empty(m, m)
+    for begin in range(0, m, step):
+        end = min(m, begin + step)
+        some, rest = slice(begin * T, end * T), slice(begin * T, None)
+        block = _kernel_block(A[some], A[rest], D[some], D[rest], T, plus_one)
+        G[begin:end, begin:] = block
+        G[end:, begin:end] = block[:, end - begin :].T
+    return G
+
+
+def _kernel_block(A: Tensor, B: Tensor, D: Tensor, E: Tensor, T: int, plus_one: bool) -> Tensor:
+    """Products of some objectives (activations A, cotangents D) and others (B and E)."""
+    K, H = A @ B.T, D @ E.T
+    K = torch.addcmul(H, K, H) if plus_one else K.mul_(H)  # (K + 1) * H, or K * H
+    return K.view(len(A) // T, T, len(B) // T, T).sum((1, 3)) if T > 1 else K
+
+
+def _objectives_per_block(m: int, T: int, itemsize: int) -> int:
+    few = T == 1 or m * T < 512
+    enough = m // 64 if m >= 128 else 1  # small products are slow
+    blocks = max(1, min(8, enough if few else m // 4))
+    fits = max(1, CHUNK_BYTES // max(1, 2 * m * T * T * itemsize))
+    return min(-(-m // blocks), fits)
+
+
+def rows_gramian(A: Tensor, D: Tensor) -> Tensor:
+    """Products of the gradients themselves, in pieces that fit into :data:`CHUNK_BYTES`."""
+    m, _, i = A.shape
+    o = D.shape[2]
+    if i > o:
+        A, D, i, o = D, A, o, i  # cut the longer axis
+    step = max(1, CHUNK_BYTES // max(1, m * i * A.element_size()))
+    G = A.new_zeros(m, m)
+    for begin in range(0, o, step):
+        rows = torch.bmm(D[:, :, begin : begin + step].transpose(1, 2), A).flatten(1)
+        G += products(rows)
+    return G

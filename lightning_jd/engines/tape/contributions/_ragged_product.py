@@ -1,0 +1,134 @@
+"""Gradients that are sums of outer products, different numbers of them per objective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.engines.tape.contributions._base import Contribution, Rows, products
+from lightning_jd.engines.tape.contributions._outer_product import CHUNK_BYTES, OuterProduct
+from lightning_jd.engines.tape.graph import Placement
+from lightning_jd.engines.tape.owners import Arrangement, Owners
+
+
+class RaggedProduct(Contribution):
+    r"""Gradient :math:`J_k = \sum_s A_s D_s^\top` of objective k, s over the slices that it owns.
+
+    As :class:`OuterProduct`, without padding: for graphs and other batches whose instances have
+    sizes of their own.
+
+    Args:
+        activations: A, shape (n, i).
+        cotangents: D, shape (n, o).
+        owners: Who owns which of the n slices.
+        placement: Where the weight is, which the operation consumes as (i, o).
+        bias: Where the bias is, if its gradient is to be included.
+    """
+
+    def __init__(
+        self,
+        activations: Tensor,
+        cotangents: Tensor,
+        owners: Arrangement,
+        placement: Placement,
+        bias: Placement | None = None,
+    ) -> None:
+        self.placements = (placement,) if bias is None else (placement, bias)
+        self.A, self.D, self.owners = activations, cotangents, owners
+
+    @override
+    def gramian(self) -> Tensor:
+        return self.settled(room=0)[0]
+
+    @override
+    def settled(self, room: int) -> tuple[Tensor, list[Contribution]]:
+        weight, *bias = self.split()
+        G, kept = self._settled_weight(weight, room)
+        for part in bias:
+            G = G + part.gramian()
+        return G, [*kept, *bias]
+
+    def _settled_weight(self, weight: Contribution, room: int) -> tuple[Tensor, list[Contribution]]:
+        m, n, width = self.owners.m, len(self.A), self.A.shape[1] * self.D.shape[1]
+        if n * n * sum(self._widths) <= (n + m * m) * width:
+            return self._kernel_gramian(), [weight]
+        if m * width * self.A.element_size() > CHUNK_BYTES:
+            alone = RaggedProduct(self.A, self.D, self.owners, self.placements[0])
+            return alone.padded().gramian(), [weight]  # in pieces
+        rows = self._rows()
+        G = products(rows.flatten(1))
+        keeps = width <= room and rows.numel() <= 3 * (self.A.numel() + self.D.numel())
+        return G, [Rows(rows, self.placements[0])] if keeps else [weight]
+
+    @property
+    def _widths(self) -> tuple[int, int]:
+        return self.A.shape[1], self.D.shape[1]
+
+    def _kernel_gramian(self) -> Tensor:
+        K = (self.A @ self.A.T).mul_(self.D @ self.D.T)
+        S = self._members.to(K.dtype)
+        return S @ K @ S.T
+
+    @cached_property
+    def _members(self) -> Tensor:
+        """Which slice belongs to which objective, shape (m, n)."""
+        ids = torch.as_tensor(self.owners.ids, device=self.A.device)
+        return torch.arange(self.owners.m, device=self.A.device)[:, None] == ids
+
+    def _rows(self) -> Tensor:
+        A, D = self.owners.sorted(self.A), self.owners.sorted(self.D)
+        rows = A.new_zeros(self.owners.m, *self._widths)
+        for k, (begin, end) in enumerate(self.owners.bounds):
+            if end > begin:
+                torch.mm(A[begin:end].T, D[begin:end], out=rows[k])
+        return rows
+
+    @override
+    def rows(self) -> Tensor:
+        return self.placements[0].placed(self._rows())
+
+    @override
+    def gradients(self, weights: Tensor) -> list[Tensor]:
+        D = self.D * self.owners.weights(weights.to(self.D.dtype)).unsqueeze(1)
+        placement, *bias = self.placements
+        gradient = D.T @ self.A if placement.transposed else self.A.T @ D
+        if placement.where is not None:
+            gradient = placement.placed(gradient.unsqueeze(0))
+        return [gradient.reshape(-1), *[D.sum(dim=0) for _ in bias]]
+
+    @override
+    def split(self) -> list[Contribution]:
+        placement, *bias = self.placements
+        biases: list[Contribution] = []
+        if bias:
+            summed = self.D.new_zeros(self.owners.m + 1, self.D.shape[1])
+            ids = torch.as_tensor(self.owners.ids, device=self.D.device) % len(summed)
+            biases = [Rows(summed.index_add_(0, ids, self.D)[:-1], bias[0])]
+        return [RaggedProduct(self.A, self.D, self.owners, placement), *biases]
+
+    @override
+    def merged(self, others: Sequence[Contribution]) -> Contribution | None:
+        parts = [self]
+        for part in others:
+            if not isinstance(part, RaggedProduct) or part.placements != self.placements:
+                return None
+            parts.append(part)
+        if any(part.placements[0].where is not None for part in parts):
+            return None
+        ids = np.concatenate([part.owners.ids for part in parts])
+        return RaggedProduct(
+            torch.cat([part.A for part in parts]),
+            torch.cat([part.D for part in parts]),
+            Arrangement(Owners(0, ids), self.owners.m),
+            *self.placements,
+        )
+
+    def padded(self) -> OuterProduct:
+        """The same with as many slices for every objective, shape (m, T, ...)."""
+        A, D = self.owners.split(self.A), self.owners.split_cotangent(self.D)
+        return OuterProduct(A, D, *self.placements, cotangents_first=False)

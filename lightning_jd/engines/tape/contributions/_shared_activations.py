@@ -1,0 +1,86 @@
+"""Gradients of a matrix weight when all objectives share its input, as tasks do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.engines.tape.contributions._base import Contribution, Rows
+from lightning_jd.engines.tape.graph import Placement
+
+_BLOCK_NUMBERS = 1 << 20
+
+
+class SharedActivations(Contribution):
+    r"""Gradients :math:`J_k = D_k^\top A` of a matrix weight, all with the same activations.
+
+    .. math:: G_{kl} = \langle D_k, (A A^\top + c) D_l \rangle
+
+    with c = 1 if there is a bias. No gradient is formed: cheaper where there are fewer activations
+    than features.
+
+    Args:
+        activations: A, shape (n, i).
+        cotangents: D, shape (m, n, o).
+        weight: Where the weight is, which the operation consumes as (i, o).
+        bias: Where the bias is, if there is one.
+    """
+
+    def __init__(
+        self, activations: Tensor, cotangents: Tensor, weight: Placement, *bias: Placement
+    ) -> None:
+        self.placements = (weight, *bias)
+        self.A, self.D = activations, cotangents
+
+    @override
+    def gramian(self) -> Tensor:
+        K = self.A @ self.A.T
+        if len(self.placements) > 1:
+            K += 1
+        D = self.D.flatten(1)
+        m = self.D.shape[0]
+        step = max(1, _BLOCK_NUMBERS // max(1, D.shape[1]))
+        G = D.new_empty(m, m)
+        for begin in range(0, m, step):
+            end = min(m, begin + step)
+            weighted = torch.matmul(K, self.D[begin:end]).flatten(1)
+            torch.mm(weighted, D.T, out=G[begin:end])
+        return G
+
+    @override
+    def rows(self) -> Tensor:
+        placement = self.placements[0]
+        if placement.transposed and placement.where is None:
+            return torch.matmul(self.D.transpose(1, 2), self.A).flatten(1)  # (m, o, i)
+        return placement.placed(torch.matmul(self.A.T, self.D))  # (m, i, o)
+
+    @override
+    def blocks(self, width: int) -> Iterator[Tensor]:
+        placement = self.placements[0]
+        if placement.where is not None:
+            yield from super().blocks(width)
+        elif placement.transposed:
+            for D in self.D.split(max(1, width // self.A.shape[1]), dim=2):
+                yield torch.matmul(D.transpose(1, 2), self.A).flatten(1)
+        else:
+            for A in self.A.split(max(1, width // self.D.shape[2]), dim=1):
+                yield torch.matmul(A.T, self.D).flatten(1)
+
+    @override
+    def split(self) -> list[Contribution]:
+        placement, *bias = self.placements
+        biases: list[Contribution] = [Rows(self.D.sum(dim=1), place) for place in bias]
+        return [SharedActivations(self.A, self.D, placement), *biases]
+
+    @override
+    def gradients(self, weights: Tensor) -> list[Tensor]:
+        D = (weights.to(self.D.dtype) @ self.D.flatten(1)).view(self.D.shape[1:])
+        placement, *bias = self.placements
+        gradient = D.T @ self.A if placement.transposed else self.A.T @ D
+        if placement.where is not None:
+            gradient = placement.placed(gradient.unsqueeze(0))
+        flat = gradient.reshape(-1)
+        return [flat, D.sum(dim=0)] if bias else [flat]

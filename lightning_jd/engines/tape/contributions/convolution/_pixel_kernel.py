@@ -1,0 +1,119 @@
+r"""The Gramian of a convolution weight without patches and without gradients.
+
+With :math:`U_{ks}` the patch of sample k under output pixel s and :math:`D_{ks}` its cotangent,
+
+.. math::
+    G_{kl} = \sum_{s,t} \langle D_{ks}, D_{lt} \rangle \langle U_{ks}, U_{lt} \rangle, \qquad
+    \langle U_{ks}, U_{lt} \rangle = \sum_{d} \langle x_{k,s+d}, x_{l,t+d} \rangle,
+
+d over the offsets of the kernel. So the products of patches are shifted sums of products of single
+pixels, of which there are far fewer. Pays for small images with many channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from torch import Tensor
+
+from lightning_jd.engines.tape.contributions.convolution._geometry import Geometry
+
+
+def pixel_kernel_pays(x: Tensor, D: Tensor, geometry: Geometry) -> bool:
+    """Whether the variant covers the case, and takes no more operations than gradients would.
+
+    Args:
+        x: Input, shape (m, T, in, ...).
+        D: Cotangent of the output, shape (m, T, out, ...).
+        geometry: The convolution.
+    """
+    m, T, channels = x.shape[:3]
+    if not geometry.is_plain_2d or geometry.groups > 1 or T > 1:
+        return False
+    n_in, n_out, size = m * prod(x.shape[3:]), m * prod(D.shape[3:]), prod(geometry.kernel)
+    shifts = sum(geometry.kernel[2:])
+    by_pixels = n_in**2 * channels + n_out**2 * (D.shape[2] + 8 * shifts)
+    by_gradients = n_out * size + m * m * size
+    return by_pixels / 2 < by_gradients
+
+
+def pixel_kernel_gramian(x: Tensor, D: Tensor, geometry: Geometry, chunk: int) -> Tensor:
+    """Gramian of the weight gradients.
+
+    Args:
+        x: Input, shape (m, in, height, width).
+        D: Cotangent of the output, shape (m, out, height, width).
+        geometry: The convolution; two-dimensional, one group.
+        chunk: Bytes that the products of some objectives with all others should take.
+    """
+    m, _, height, width = D.shape
+    pixels = height * width
+    cotangents = D.permute(2, 3, 0, 1)  # (height, width, m, out)
+    phases = list(_phases(x, geometry))
+    G = D.new_zeros(m, m)
+    step = max(1, min(-(-m // 4), chunk // (pixels * pixels * m * D.element_size())))
+    for begin in range(0, m, step):
+        end = min(m, begin + step)
+        patches = D.new_zeros(height, width, end - begin, height, width, m - begin)
+        for image, shifts_y, shifts_x in phases:
+            products = _products(image, begin, end)
+            for along_x, shift_y in _shifted(products, shifts_y, shifts_x, width):
+                _add_shifted(patches, along_x, shift_y, 0)
+        outputs = cotangents[:, :, begin:end].reshape(-1, D.shape[1])
+        outputs = outputs @ cotangents[:, :, begin:].reshape(-1, D.shape[1]).T
+        outputs = outputs.mul_(patches.view(outputs.shape))
+        block = outputs.view(pixels, end - begin, pixels, m - begin).sum((0, 2))
+        G[begin:end, begin:] = block
+        G[end:, begin:end] = block[:, end - begin :].T
+    return G
+
+
+def _phases(x: Tensor, geometry: Geometry) -> Iterator[tuple[Tensor, list[int], list[int]]]:
+    """Every stride-th pixel, with the kernel offsets that reach it, in units of the stride."""
+    (stride_y, stride_x), (kernel_y, kernel_x) = geometry.stride, geometry.kernel[2:]
+    for phase_y in range(stride_y):
+        shifts_y = _shifts(kernel_y, geometry.dilation[0], geometry.padding[0], stride_y, phase_y)
+        for phase_x in range(stride_x):
+            shifts_x = _shifts(
+                kernel_x, geometry.dilation[1], geometry.padding[1], stride_x, phase_x
+            )
+            if shifts_y and shifts_x:
+                image = x[:, :, phase_y::stride_y, phase_x::stride_x]
+                yield image.permute(2, 3, 0, 1), shifts_y, shifts_x
+
+
+def _shifts(kernel: int, dilation: int, padding: int, stride: int, phase: int) -> list[int]:
+    offsets = [j * dilation - padding - phase for j in range(kernel)]
+    return [offset // stride for offset in offsets if offset % stride == 0]
+
+
+def _products(image: Tensor, begin: int, end: int) -> Tensor:
+    height, width, m, channels = image.shape
+    left = image[:, :, begin:end].reshape(-1, channels)
+    right = image[:, :, begin:].reshape(-1, channels)
+    return (left @ right.T).view(height, width, end - begin, height, width, m - begin)
+
+
+def _shifted(
+    products: Tensor, shifts_y: list[int], shifts_x: list[int], width: int
+) -> Iterator[tuple[Tensor, int]]:
+    """Sum over horizontal offsets first, so that vertical ones add whole rows."""
+    rows, columns, left, _, _, right = products.shape
+    if shifts_x == [0] and columns == width:
+        summed = products
+    else:
+        summed = products.new_zeros(rows, width, left, rows, width, right)
+        for shift in shifts_x:
+            _add_shifted(summed, products, shift, 1)
+    for shift in shifts_y:
+        yield summed, shift
+
+
+def _add_shifted(target: Tensor, source: Tensor, shift: int, axis: int) -> None:
+    """Add ``source[p + shift]`` to ``target[p]`` along an axis of both images of a product."""
+    low = max(0, -shift)
+    size = min(target.shape[axis], source.shape[axis] - shift) - low
+    if size > 0:
+        for_target = target.narrow(axis, low, size).narrow(axis + 3, low, size)
+        for_target += source.narrow(axis, low + shift, size).narrow(axis + 3, low + shift, size)

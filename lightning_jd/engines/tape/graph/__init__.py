@@ -1,0 +1,57 @@
+"""The autograd graph below the losses, as data."""
+
+from lightning_jd.engines.tape.graph._differentiate import gradients_of, local_vjp
+from lightning_jd.engines.tape.graph._node_arguments import (
+    Indices,
+    Reader,
+    any_hooked,
+    is_hooked,
+    read_indices,
+    reader,
+    register_facts,
+    signed,
+)
+from lightning_jd.engines.tape.graph._order import lowest, parents_first, reaching_of
+from lightning_jd.engines.tape.graph._placement import Placement, overlap, place
+from lightning_jd.engines.tape.graph._records import (
+    FOREIGN,
+    LEAF,
+    NESTED,
+    Edge,
+    Graph,
+    Record,
+    records_of,
+    types_in,
+    walk,
+)
+from lightning_jd.engines.tape.graph._types import Ids, Shape
+
+__all__ = [
+    "FOREIGN",
+    "LEAF",
+    "NESTED",
+    "Edge",
+    "Graph",
+    "Ids",
+    "Indices",
+    "Placement",
+    "Reader",
+    "Record",
+    "Shape",
+    "any_hooked",
+    "gradients_of",
+    "is_hooked",
+    "local_vjp",
+    "lowest",
+    "overlap",
+    "parents_first",
+    "place",
+    "reaching_of",
+    "read_indices",
+    "reader",
+    "records_of",
+    "register_facts",
+    "signed",
+    "types_in",
+    "walk",
+]

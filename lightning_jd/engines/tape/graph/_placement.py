@@ -1,0 +1,190 @@
+"""Where the entries of a parameter end up in the tensor that an operation consumes.
+
+Between a parameter and an operation there may be transposes, reshapes, casts and slices, such as
+the thirds of the packed projection in ``nn.MultiheadAttention``. All of them only move entries, so
+that they can be followed exactly on an array of positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_jd.engines.tape.graph._records import FOREIGN, LEAF, Edge, Record
+from lightning_jd.engines.tape.graph._types import Ids, Shape
+
+_SAME_ORDER = {
+    *["ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0"],
+    *["UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"],
+    *["ToCopyBackward0", "CloneBackward0"],
+}
+_SPLITS = {
+    *["SplitBackward0", "SplitWithSizesBackward0", "UnsafeSplitBackward0", "ChunkBackward0"],
+    *["UnsafeSplitWithSizesBackward0", "UnsafeChunkBackward0"],
+}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which entries of a parameter an operation consumes, and in which order.
+
+    Attributes:
+        parameter: The position of the parameter.
+        size: The number of its entries.
+        shape: The shape of the tensor that the operation consumes.
+        transposed: That tensor is the transpose of the parameter, seen as a matrix.
+        where: The position in the parameter of each entry that the operation consumes; ``None`` if
+            they come in the order of the parameter, or transposed.
+    """
+
+    parameter: int
+    size: int
+    shape: Shape
+    transposed: bool = False
+    where: Ids | None = field(default=None, compare=False)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every entry of the parameter is consumed."""
+        return self.where is None or len(self.where) == self.size
+
+    def positions(self) -> Ids:
+        """The position in the parameter of each consumed entry, flat."""
+        if self.where is not None:
+            return self.where
+        positions = np.arange(self.size)
+        return positions.reshape(self.shape[::-1]).T.reshape(-1) if self.transposed else positions
+
+    def placed(self, rows: Tensor) -> Tensor:
+        """Rows of gradients of what the operation consumes -> rows of gradients of the parameter.
+
+        Args:
+            rows: Shape ``(r, *shape)``.
+
+        Returns:
+            Shape ``(r, size)``.
+        """
+        if self.where is not None:
+            full = rows.new_zeros(rows.shape[0], self.size)
+            where = torch.as_tensor(self.where, device=rows.device)
+            return full.index_copy_(1, where, rows.reshape(rows.shape[0], -1))
+        if self.transposed:
+            rows = rows.reshape(rows.shape[0], *self.shape).transpose(1, 2)
+        return rows.reshape(rows.shape[0], -1)
+
+
+def place(records: Sequence[Record], edge: Edge) -> Placement | None:
+    """Follow an input of an operation down to a tracked parameter.
+
+    Args:
+        records: The graph.
+        edge: What the operation consumes.
+
+    Returns:
+        ``None`` if there is more than moved entries between the two, or no tracked parameter.
+    """
+    chain: list[tuple[Record, int]] = []
+    record = records[edge.node]
+    while record.name != LEAF:
+        if len(record.inputs) != 1 or (child := record.inputs[0]) is None:
+            return None
+        if record.name not in _SAME_ORDER and record.name not in _MOVES:
+            return None
+        chain.append((record, edge.output))
+        edge, record = child, records[child.node]
+    if record.facts == FOREIGN or not isinstance(record.facts, int):
+        return None
+    parameter, source = record.facts, record.shapes[0]
+    shape = chain[0][0].shapes[chain[0][1]] if chain else source
+    moves = [step for step in chain if step[0].name not in _SAME_ORDER]
+    if not moves:
+        return Placement(parameter, prod(source), shape)
+    if len(moves) == 1 and moves[0] == chain[0] and _swaps_matrix(*chain[0]):
+        return Placement(parameter, prod(source), shape, transposed=True)
+    positions = np.arange(prod(source)).reshape(source)
+    for step, output in reversed(chain):
+        positions = _moved(positions, step, output)
+    return Placement(parameter, prod(source), shape, where=positions.reshape(-1))
+
+
+def _swaps_matrix(record: Record, output: int) -> bool:
+    if len(record.shapes[0]) != 2:
+        return False
+    if record.name == "TBackward0":
+        return True
+    if record.name == "TransposeBackward0" and isinstance(record.facts, tuple):
+        first, second = (int(dim) % 2 for dim in record.facts)
+        return first != second
+    return False
+
+
+def _moved(positions: Ids, record: Record, output: int) -> Ids:
+    if record.name in _SAME_ORDER:
+        return positions.reshape(record.shapes[output])
+    moved: Ids = _MOVES[record.name](positions, record, output)
+    return moved
+
+
+def _facts(record: Record) -> tuple[int, ...]:
+    assert isinstance(record.facts, tuple)
+    return record.facts
+
+
+def _transpose(positions: Ids, record: Record, output: int) -> Ids:
+    first, second = _facts(record)
+    return positions.swapaxes(first, second)
+
+
+def _permute(positions: Ids, record: Record, output: int) -> Ids:
+    assert isinstance(record.facts, tuple)
+    return positions.transpose(record.facts[0])
+
+
+def _select(positions: Ids, record: Record, output: int) -> Ids:
+    dim, index = _facts(record)
+    return np.take(positions, index, axis=dim)  # type: ignore[no-any-return]  # numpy's stubs
+
+
+def _slice(positions: Ids, record: Record, output: int) -> Ids:
+    dim, start, end, step = _facts(record)
+    size = positions.shape[dim]
+    return positions.take(range(*slice(start, min(end, size), step).indices(size)), axis=dim)
+
+
+def _split(positions: Ids, record: Record, output: int) -> Ids:
+    (dim,) = _facts(record)
+    begin = sum(shape[dim] for shape in record.shapes[:output])
+    return positions.take(range(begin, begin + record.shapes[output][dim]), axis=dim)
+
+
+def _unbind(positions: Ids, record: Record, output: int) -> Ids:
+    (dim,) = _facts(record)
+    return np.take(positions, output, axis=dim)  # type: ignore[no-any-return]  # numpy's stubs
+
+
+_MOVES = {
+    "TBackward0": lambda positions, record, output: positions.T,
+    "TransposeBackward0": _transpose,
+    "PermuteBackward0": _permute,
+    "SelectBackward0": _select,
+    "SliceBackward0": _slice,
+    "UnbindBackward0": _unbind,
+    **dict.fromkeys(_SPLITS, _split),
+}
+
+
+def overlap(placements: Sequence[Placement]) -> bool:
+    """Whether some entry of a parameter is consumed more than once."""
+    if len(placements) < 2:
+        return False
+    if any(placement.is_whole for placement in placements):
+        return True
+    count = np.zeros(placements[0].size, dtype=np.int64)
+    for placement in placements:
+        count[placement.positions()] += 1
+    return bool((count > 1).any())

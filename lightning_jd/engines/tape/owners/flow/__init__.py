@@ -1,0 +1,37 @@
+"""How owners flow from the outputs of an operation to its inputs, operation by operation.
+
+An operation that is missing here makes the tape slower (it probes the graph in every step), never
+wrong. Each entry is a proof: *if* the entries of the outputs have these owners, *then* entry q of
+an input only matters to outputs of the owner that is returned for q.
+"""
+
+from lightning_jd.engines.tape.owners.flow import (  # noqa: F401  # they register themselves
+    _elementwise,
+    _indices,
+    _products,
+    _reductions,
+    _selections,
+    _views,
+    _windows,
+)
+from lightning_jd.engines.tape.owners.flow._elementwise import is_elementwise
+from lightning_jd.engines.tape.owners.flow._registry import (
+    REDUCED,
+    Crossing,
+    Flowed,
+    UnprovenError,
+    flow_of,
+    flows,
+    is_known,
+)
+
+__all__ = [
+    "REDUCED",
+    "Crossing",
+    "Flowed",
+    "UnprovenError",
+    "flow_of",
+    "flows",
+    "is_elementwise",
+    "is_known",
+]

@@ -1,0 +1,74 @@
+"""Operations along some axes that leave the other axes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_jd.engines.tape.graph import reader
+from lightning_jd.engines.tape.owners.flow._registry import Crossing, Flowed, UnprovenError, flows
+
+
+@flows(
+    *["SumBackward1", "MeanBackward1", "AmaxBackward0", "AminBackward0", "LogsumexpBackward0"],
+    *["MaxBackward0", "MinBackward0", "MedianBackward1", "NanmedianBackward1", "ModeBackward0"],
+    *["ProdBackward1", "NansumBackward0", "LinalgVectorNormBackward0", "KthvalueBackward0"],
+    *["NormBackward1", "NormBackward3", "VarBackward0", "StdBackward0"],
+    facts=reader("dim", "keepdim"),
+)
+def reduction(at: Crossing) -> Sequence[Flowed]:
+    """Axes that remain keep their owners; a reduced entry belongs to the owner of the result."""
+    rank = len(at.input)
+    reduced = set(at.dims(0, rank))
+    if at.facts[1] is True:
+        axis = at.axis
+    else:
+        axis = [dim for dim in range(rank) if dim not in reduced][at.axis]
+    if axis in reduced or at.input[axis] != len(at.only.ids):
+        raise UnprovenError
+    return [at.only.moved(axis)]
+
+
+@flows("VarMeanBackward0", "StdMeanBackward0", facts=reader("dim", "keepdim"))
+def two_reductions(at: Crossing) -> Sequence[Flowed]:
+    """Two results of one reduction, which must have the same owners where both are used."""
+    used = [owners for owners in at.owners if owners is not None]
+    if not all(owners.equals(used[0]) for owners in used):
+        raise UnprovenError
+    return reduction(Crossing(used[:1], at.shapes[:1], at.inputs, at.facts))
+
+
+@flows(
+    *["SoftmaxBackward0", "LogSoftmaxBackward0", "SafeSoftmaxBackward0", "CumsumBackward0"],
+    *["CumprodBackward0", "LogcumsumexpBackward0", "SortBackward0", "TopkBackward0"],
+    *["GluBackward0", "CummaxBackward0", "CumminBackward0"],
+    facts=reader("dim"),
+)
+def along_one_axis(at: Crossing) -> Sequence[Flowed]:
+    """Entries mix along one axis, whose size may change; all others stay."""
+    if at.dim(0, at.rank) == at.axis or len(at.input) != at.rank:
+        raise UnprovenError
+    return [at.only]
+
+
+@flows("NllLossBackward0", "NllLoss2DBackward0", facts=reader("reduction"))
+def class_picking_loss(at: Crossing) -> Sequence[Flowed]:
+    """(N, ...) losses of (N, classes, ...) scores, not reduced."""
+    if at.facts[0] != 0 or len(at.input) != at.rank + 1:
+        raise UnprovenError
+    return [at.only.moved(0 if at.axis == 0 else at.axis + 1)]
+
+
+@flows("MultiMarginLossBackward0", "MultilabelMarginLossBackward0", facts=reader("reduction"))
+def row_loss(at: Crossing) -> Sequence[Flowed]:
+    """(N,) losses of (N, classes) scores, not reduced."""
+    if at.facts[0] != 0 or len(at.input) != 2 or at.rank != 1:
+        raise UnprovenError
+    return [at.only.moved(0)]
+
+
+@flows("CtcLossBackward0", "CtcLossBackward1")
+def alignment_loss(at: Crossing) -> Sequence[Flowed]:
+    """(N,) losses of (time, N, classes) scores."""
+    if len(at.input) != 3 or at.rank != 1:
+        raise UnprovenError
+    return [at.only.moved(1)]

@@ -1,0 +1,19 @@
+"""What to do with each parameter of a kind of graph, decided once."""
+
+from lightning_jd.engines.tape.plan._cache import KnownGraph, known_graph, standing_of
+from lightning_jd.engines.tape.plan._plan import Plan
+from lightning_jd.engines.tape.plan._shared_input import cheaper_without_gradients, shared_input
+from lightning_jd.engines.tape.plan._trunk import Trunk
+from lightning_jd.engines.tape.plan._uses import Unit, Use
+
+__all__ = [
+    "KnownGraph",
+    "Plan",
+    "Trunk",
+    "Unit",
+    "Use",
+    "cheaper_without_gradients",
+    "known_graph",
+    "shared_input",
+    "standing_of",
+]

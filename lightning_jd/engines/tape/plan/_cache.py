@@ -1,0 +1,149 @@
+"""What is remembered between steps: plans, and when a kind of graph was last certified.
+
+Keys and values are plain data. Neither graphs nor parameters are kept alive, and both tables forget
+what was not used for the longest time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from lightning_jd.engines.tape.graph import LEAF, Edge, Graph, Record, records_of
+from lightning_jd.engines.tape.owners import Evidence, Questions
+from lightning_jd.engines.tape.plan._plan import Plan, make_plan
+from lightning_jd.engines.tape.rules import version
+
+_Value = TypeVar("_Value")
+#: Plans that are remembered for one graph, whose index tensors may differ from step to step.
+_PLANS = 8
+
+
+class Recent(Generic[_Value]):
+    """A table of bounded size.
+
+    Args:
+        size: How many entries to keep.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._entries: OrderedDict[Hashable, _Value] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
+        """The entry for a key; made if there is none."""
+        found = self.find(key)
+        if found is None:
+            found = make()
+            self.put(key, found)
+        return found
+
+    def find(self, key: Hashable) -> _Value | None:
+        """The entry for a key, if there is one."""
+        if key not in self._entries:
+            return None
+        self._entries.move_to_end(key)
+        return self._entries[key]
+
+    def put(self, key: Hashable, value: _Value) -> None:
+        """Remember an entry, and forget the one that was not used for the longest time."""
+        self._entries[key] = value
+        if len(self._entries) > self._size:
+            self._entries.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+
+
+@dataclass
+class Standing:
+    """What certificates have shown about one kind of graph.
+
+    Attributes:
+        demoted: Parameters whose share of the Gramian, or whose gradient, was wrong.
+    """
+
+    demoted: frozenset[int] = frozenset()
+    _steps: Counter[Hashable] = field(default_factory=Counter)
+
+    def is_due(self, delivery: Hashable, every: int) -> bool:
+        """Whether the next step must be certified.
+
+        Args:
+            delivery: How gradients are delivered; each way is certified for itself.
+            every: Steps between two certificates.
+        """
+        return self._steps[delivery] % max(1, every) == 0
+
+    def passed(self, delivery: Hashable) -> None:
+        """Count a step."""
+        self._steps[delivery] += 1
+
+
+class KnownGraph:
+    """One graph, sizes included: its records and the plans for it.
+
+    Args:
+        signature: What the walk saw.
+        roots: Where the graph begins.
+    """
+
+    def __init__(self, signature: tuple[Hashable, ...], roots: tuple[Edge, ...]) -> None:
+        self.records = records_of(signature)
+        self.roots = roots
+        #: The same for graphs that differ in sizes only.
+        self.kind = _kind(self.records, roots)
+        self._plans: Recent[Plan] = Recent(_PLANS)
+        self._questions = Questions()
+
+    def plan(self, evidence: Evidence, demoted: frozenset[int] = frozenset()) -> Plan:
+        """The plan for this graph.
+
+        Args:
+            evidence: What the data of this step say.
+            demoted: Parameters that must not be claimed.
+        """
+        found = self._plans.find(self._key(evidence, demoted))
+        if found is None:
+            found = make_plan(self.records, self.roots, evidence, demoted, self.kind)
+            evidence.asked(self._questions)
+            self._plans.put(self._key(evidence, demoted), found)
+        return found
+
+    def _key(self, evidence: Evidence, demoted: frozenset[int]) -> Hashable:
+        return evidence.m, demoted, evidence.digest(self._questions)
+
+
+_known: Recent[KnownGraph] = Recent(64)
+_standing: Recent[Standing] = Recent(256)
+
+
+def known_graph(graph: Graph) -> KnownGraph:
+    """What is known of a graph that looks like this one."""
+    key = (graph.signature, graph.roots, version())
+    return _known.get(key, lambda: KnownGraph(graph.signature, graph.roots))
+
+
+def standing_of(known: KnownGraph, owners: int, hooks: int) -> Standing:
+    """What certificates have shown about graphs of this kind, with or without hooks."""
+    return _standing.get((known.kind, owners == 1, hooks > 0, version()), Standing)
+
+
+def forget() -> None:
+    """Forget all plans and certificates."""
+    _known.clear()
+    _standing.clear()
+
+
+def _kind(records: tuple[Record, ...], roots: tuple[Edge, ...]) -> int:
+    shapeless = [
+        (r.name, *map(len, r.shapes), r.inputs, r.facts if r.name == LEAF else None)
+        for r in records
+    ]
+    return hash((roots, *shapeless))

@@ -1,0 +1,196 @@
+"""What to do with each parameter of a graph: a function of its records and of the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from lightning_jd.engines.tape.graph import (
+    FOREIGN,
+    LEAF,
+    Edge,
+    Record,
+    Shape,
+    lowest,
+    parents_first,
+    reaching_of,
+)
+from lightning_jd.engines.tape.owners import Arrangement, Evidence, Owners, alone, in_order
+from lightning_jd.engines.tape.plan._survey import Survey
+from lightning_jd.engines.tape.plan._trunk import Trunk, find_trunk
+from lightning_jd.engines.tape.plan._uses import Unit, Use, units_of
+from lightning_jd.engines.tape.rules import outputs_of
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The result of planning.
+
+    Attributes:
+        records: The graph.
+        uses: All uses that contributions come from.
+        units: What settles together.
+        arrangements: Of each use, what sorts the output of its node by owner; ``None`` if the rule
+            for it cannot deal with the outputs that are used.
+        computed: Parameters that are reached through other computations on parameters.
+        virtual: The uses of results of such computations.
+        by_rows: Parameters for which one pass per objective is needed.
+        reached: All tracked parameters that the losses depend on.
+        culprits: The operation at which the owners of a parameter's uses got lost, if they did.
+        order: The nodes, parents first.
+        leaves: The node of each tracked parameter.
+        sizes: How many numbers each result of an operation has, those of parameters alone aside.
+        refused: Filled on the way: whether the rule for a use did not apply.
+        kind: The same for graphs that differ in sizes only.
+        sparse: Parameters whose gradients autograd would make sparse, as tables of embeddings.
+    """
+
+    records: tuple[Record, ...]
+    uses: tuple[Use, ...]
+    units: tuple[Unit, ...]
+    arrangements: tuple[Arrangement | None, ...]
+    computed: frozenset[int]
+    virtual: tuple[int, ...]
+    by_rows: frozenset[int]
+    reached: frozenset[int]
+    culprits: dict[int, str]
+    order: tuple[int, ...]
+    leaves: dict[int, int]
+    sizes: dict[Edge, int]
+    kind: int
+    sparse: frozenset[int]
+    refused: dict[int, bool] = field(default_factory=dict)
+    _trunks: dict[tuple[Edge, ...], Trunk | None] = field(default_factory=dict)
+    _ends: dict[frozenset[int], list[Edge]] = field(default_factory=dict)
+
+    @cached_property
+    def activations(self) -> int:
+        """How many numbers all results of operations have."""
+        return sum(self.sizes.values())
+
+    def trunk(self, roots: tuple[Edge, ...]) -> Trunk | None:
+        """What the losses at these roots share, if they are tasks with heads."""
+        if roots not in self._trunks:
+            self._trunks[roots] = find_trunk(self.records, self.order, roots)
+        return self._trunks[roots]
+
+    def ends_of(self, nodes: Collection[int]) -> list[Edge]:
+        """The outputs of those of some nodes that have no other of them below."""
+        key = frozenset(nodes)
+        if key not in self._ends:
+            self._ends[key] = [
+                Edge(node, output)
+                for node in sorted(lowest(self.records, self.order, key))
+                for output in range(len(self.records[node].shapes))
+            ]
+        return self._ends[key]
+
+
+def make_plan(
+    records: tuple[Record, ...],
+    roots: Sequence[Edge],
+    evidence: Evidence,
+    demoted: Collection[int] = (),
+    kind: int = 0,
+) -> Plan:
+    """Follow the owners from the losses down to the parameters.
+
+    Args:
+        records: The graph.
+        roots: The outputs that are differentiated.
+        evidence: What the data of this step say; what matters is looked up.
+        demoted: Parameters that must not be claimed.
+        kind: The same for graphs that differ in sizes only.
+    """
+    order = parents_first(records, [edge.node for edge in roots])
+    reaching = reaching_of(records, order)
+    begin = alone() if evidence.m == 1 else in_order(evidence.m)
+    while True:
+        survey = Survey(records, reaching, evidence)
+        for edge in roots:
+            survey.arrive(edge, begin)
+        for node in order:
+            if node in reaching and records[node].name != LEAF:
+                survey.cross(node)
+        if evidence.m == 1 or not survey.frontier:
+            return _sorted_out(survey, frozenset(demoted), order, evidence.m, kind)
+        evidence.probe(survey.frontier)
+
+
+def _sorted_out(
+    survey: Survey,
+    demoted: frozenset[int],
+    order: tuple[int, ...],
+    m: int,
+    kind: int,
+) -> Plan:
+    records = survey.records
+    mixed = {
+        k for use in (*survey.uses, *survey.virtual) if use.owners is None for k in use.parameters
+    }
+    if any(parameter < 0 for parameter in mixed):  # the result of a computation on parameters
+        mixed |= survey.computed
+    by_rows = demoted | survey.opaque | {parameter for parameter in mixed if parameter >= 0}
+    reached = {records[node].facts for node in survey.reaching if records[node].name == LEAF}
+    computed = survey.computed - by_rows
+    placed = [use for use in survey.uses if use.placements[0].parameter not in by_rows]
+    uses, units = units_of(placed, computed, records)
+    virtual: list[int] = []
+    if computed:
+        virtual = list(range(len(uses), len(uses) + len(survey.virtual)))
+        uses += survey.virtual
+    return Plan(
+        records=records,
+        uses=tuple(uses),
+        units=tuple(units),
+        arrangements=tuple([_arrangement(use, records, m) for use in uses]),
+        computed=frozenset(computed),
+        virtual=tuple(virtual),
+        by_rows=frozenset(by_rows & reached),
+        reached=frozenset(reached),  # type: ignore[arg-type]  # facts of a leaf are a position
+        culprits=survey.culprits,
+        order=order,
+        leaves={
+            record.facts: node
+            for node, record in enumerate(records)
+            if record.name == LEAF and isinstance(record.facts, int) and record.facts != FOREIGN
+        },
+        sizes={edge: prod(records[edge.node].shapes[edge.output]) for edge in survey.states},
+        kind=kind,
+        sparse=_sparse(survey),
+    )
+
+
+def _arrangement(use: Use, records: Sequence[Record], m: int) -> Arrangement | None:
+    assert use.owners is not None
+    read = outputs_of(records[use.node].name, use.slots[0])
+    used = {k: owners for k, owners in enumerate(use.owners) if owners is not None}
+    if not used or max(used) >= read:
+        return None
+    output, first = next(iter(used.items()))
+    if any(not np.array_equal(owners.ids, first.ids) for owners in used.values()):
+        return None
+    along = _along_some_axis(first, records[use.node].shapes[output])
+    return None if along is None else Arrangement(along, m)
+
+
+def _along_some_axis(owners: Owners, shape: Shape) -> Owners | None:
+    if owners.axis is not None:
+        return owners
+    return Owners(0, np.repeat(owners.ids, shape[0])) if shape else None
+
+
+def _sparse(survey: Survey) -> frozenset[int]:
+    """Parameters that are used by operations with the option ``sparse=True`` only."""
+    ways: dict[int, set[bool]] = {}
+    for use in survey.uses:
+        record = survey.records[use.node]
+        facts = record.facts if isinstance(record.facts, tuple) else ()
+        is_sparse = record.name.startswith("Embedding") and facts[:1] == (True,)
+        for parameter in use.parameters:
+            ways.setdefault(parameter, set()).add(is_sparse)
+    return frozenset(parameter for parameter, found in ways.items() if found == {True})

@@ -1,0 +1,150 @@
+"""Adds contributions up to a Gramian, and hands gradients out once the weights are known."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.engines.tape.contributions import Contribution, Rows, products
+
+
+class Ledger:
+    """The Gramian so far, and what is needed for the gradients.
+
+    Args:
+        m: The number of objectives.
+        dtype: The type of the Gramian.
+        device: Its device.
+        room: How many columns of rows may be kept to save work; all columns would be the Jacobian.
+        keeps: Whether contributions are kept for :meth:`gradients`.
+        lean: Whether memory counts more than time.
+        notes: Whether the share of each contribution in the Gramian is noted.
+    """
+
+    #: Whether parameters of one objective may come as its row alone.
+    takes_one_row = True
+
+    def __init__(
+        self,
+        m: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        room: int = 0,
+        keeps: bool = True,
+        lean: bool = False,
+        notes: bool = False,
+    ) -> None:
+        self.G = torch.zeros(m, m, dtype=dtype, device=device)
+        #: Parameters and their share of the Gramian.
+        self.shares: list[tuple[tuple[int, ...], Tensor]] = []
+        #: Parameters whose gradients cannot be had here.
+        self.unkept: set[int] = set()
+        self.keeps, self._lean = keeps, lean
+        self._room = room
+        self._notes = notes
+        self._short: list[Rows] = []
+        self._short_rows: Tensor | None = None
+        self._kept: list[Contribution] = []
+
+    def add(self, contribution: Contribution, *, keeps: bool = True) -> None:
+        """Add what some parameters contribute; nothing else may contribute to them jointly.
+
+        Args:
+            contribution: The contribution.
+            keeps: Whether it may be kept.
+        """
+        for part in contribution.apart():
+            self._add(part, self.keeps and keeps)
+
+    def _add(self, contribution: Contribution, keeps: bool) -> None:
+        if not keeps:
+            self.unkept.update(placement.parameter for placement in contribution.placements)
+            self._count(contribution, contribution.lean_gramian())
+        elif self._lean:
+            share, small = contribution.lean_settled()
+            self._count(contribution, share)
+            self._kept.append(small)
+        elif (short := contribution.short()) is not None:
+            self._short.append(short)
+        else:
+            share, kept = contribution.settled(self._room)
+            self._count(contribution, share)
+            self._kept += kept
+            self._room -= sum(part.width for part in kept if isinstance(part, Rows))
+
+    def close(self) -> Tensor:
+        """Add the short rows, all in one product, and return the Gramian."""
+        if self._short:
+            for rows in self._short:
+                self._note(rows)
+            flats = [rows.flat.to(self.G) for rows in self._short]
+            together = torch.cat(flats, dim=1) if len(flats) > 1 else flats[0]
+            self.G += products(together)
+            for rows in self._short:
+                rows.flat = together[:0]  # one copy is enough
+            self._short_rows = together
+        return self.G
+
+    def gradients(self, weights: Tensor) -> dict[int, Tensor]:
+        """Combined gradients, flat, by parameter, but for those that are :attr:`unkept`."""
+        found: dict[int, Tensor] = {}
+        for parameter, part in self.parts_of_gradients(weights):
+            if parameter in self.unkept:
+                continue
+            found[parameter] = found[parameter] + part if parameter in found else part
+        return found
+
+    def parts_of_gradients(
+        self, weights: Tensor, only: Container[int] | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Combined gradients, flat, one at a time; those of a parameter add up.
+
+        Args:
+            weights: w, shape (m,).
+            only: The parameters to give the gradients of; all by default.
+        """
+        for contribution in self._kept:
+            if only is not None and contribution.placements[0].parameter not in only:
+                continue
+            gradients = contribution.gradients(weights)
+            for placement, gradient in zip(contribution.placements, gradients, strict=True):
+                yield placement.parameter, gradient
+        if self._short_rows is not None:
+            combined = weights.to(self._short_rows.dtype) @ self._short_rows
+            widths = [rows.width for rows in self._short]
+            for rows, part in zip(self._short, combined.split(widths), strict=True):
+                if only is None or rows.placements[0].parameter in only:
+                    yield rows.placements[0].parameter, rows.restored(part.unsqueeze(0))[0]
+
+    def _count(self, contribution: Contribution, share: Tensor) -> None:
+        share = share.to(self.G)
+        self.G += share
+        self._note(contribution, share)
+
+    def _note(self, contribution: Contribution, share: Tensor | None = None) -> None:
+        if self._notes:
+            parameters = tuple(placement.parameter for placement in contribution.placements)
+            share = contribution.gramian().to(self.G) if share is None else share
+            self.shares.append((parameters, share))
+
+
+class Collector(Ledger):
+    """A ledger that multiplies nothing: rows on other processes may be missing from the products.
+
+    Its ``G`` stays zero; gradients are given out as by any ledger.
+    """
+
+    takes_one_row = False  # on another process, other objectives may reach these parameters
+
+    @override
+    def add(self, contribution: Contribution, *, keeps: bool = True) -> None:
+        self._kept.append(contribution)
+
+    @property
+    def contributions(self) -> list[Contribution]:
+        """All of them; contributions to the same parameter have different entries of it."""
+        return self._kept

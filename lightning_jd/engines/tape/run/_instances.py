@@ -1,0 +1,180 @@
+"""Turns the gradients that a pass meets into contributions, use by use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_jd.engines.tape.contributions import Contribution, Rows
+from lightning_jd.engines.tape.graph import Graph
+from lightning_jd.engines.tape.plan import Plan, Use
+from lightning_jd.engines.tape.rules import NotApplicableError, Site, rule_of, saved_names_of
+from lightning_jd.engines.tape.run._pass import Cotangents, read_ahead, run
+from lightning_jd.engines.tape.run._without_rule import broadcast_once, local_rows
+from lightning_jd.errors import GraphError
+
+#: Takes the position of a use and its contributions: one, or one per slot.
+Deliver = Callable[[int, list[Contribution]], None]
+
+
+class Harvest:
+    """Runs passes over a graph and delivers the contributions of its uses.
+
+    Args:
+        graph: The graph.
+        plan: The plan for it.
+        m: The number of owners.
+        dtype: The type to compute in.
+        scale: What the losses are multiplied by before they are differentiated.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        m: int,
+        dtype: torch.dtype,
+        scale: float | Tensor,
+    ) -> None:
+        self.graph, self.plan, self.records = graph, plan, plan.records
+        self.m, self.dtype, self.scale = m, dtype, scale
+        #: The positions of the uses of each node.
+        self.by_node: dict[int, list[int]] = {}
+        for position, use in enumerate(plan.uses):
+            self.by_node.setdefault(use.node, []).append(position)
+        self.ends = plan.ends_of(self.by_node)
+        self._fetched: dict[int, dict[str, Any]] = {}
+        #: Positions of uses without an applicable rule, whose operation is differentiated alone.
+        self.local: set[int] = set()
+
+    def run(
+        self,
+        outputs: Tensor,
+        grad_outputs: Tensor,
+        deliver: Deliver,
+        *,
+        retain_graph: bool = True,
+    ) -> None:
+        """One pass.
+
+        Args:
+            outputs: The losses.
+            grad_outputs: Their weights; the scale is applied here.
+            deliver: Called once per use that receives a gradient.
+            retain_graph: Whether the graph is kept. If not, all uses must have a rule that has
+                accepted them before, and no saved tensor may have a hook.
+        """
+        self._fetched = read_ahead(
+            (position, self.graph.nodes[use.node], self._saved_names(use))
+            for position, use in enumerate(self.plan.uses)
+        )
+        later: list[tuple[list[int], Cotangents]] = []
+
+        def consume(node: int, cotangents: Cotangents) -> None:
+            if all(cotangent is None for cotangent in cotangents):
+                return
+            cotangents = self._unscaled(cotangents)
+            refused = []
+            for position in self.by_node[node]:
+                part = self._by_rule(position, cotangents)
+                self.plan.refused[position] = part is None
+                if part is None:
+                    refused.append(position)
+                else:
+                    deliver(position, [part])
+            if refused and not retain_graph:
+                raise _changed_its_mind(self.records[node].name)
+            if refused:
+                # it runs the node, which must not happen inside of the pass: saved tensors of
+                # checkpoints are given out once per pass
+                later.append((refused, cotangents))
+
+        grad_outputs = grad_outputs * self.scale
+        run(
+            self.graph,
+            [outputs],
+            [grad_outputs],
+            self.by_node,
+            self.ends,
+            consume,
+            retain_graph=retain_graph,
+        )
+        while later:
+            for position, parts in self._locally(*later.pop()).items():
+                deliver(position, parts)
+
+    def _saved_names(self, use: Use) -> tuple[str, ...]:
+        return saved_names_of(self.records[use.node].name, use.slots[0])
+
+    def _unscaled(self, cotangents: Cotangents) -> Cotangents:
+        if isinstance(self.scale, (int, float)) and self.scale == 1:
+            return cotangents
+        return tuple([None if D is None else self._cast(D) / self.scale for D in cotangents])
+
+    def _cast(self, D: Tensor) -> Tensor:
+        return D.to(self.dtype.to_complex() if D.is_complex() else self.dtype)
+
+    def _site(
+        self, position: int, cotangents: Cotangents, slots: Sequence[int] | None = None
+    ) -> Site:
+        use = self.plan.uses[position]
+        chosen = range(len(use.slots)) if slots is None else slots
+        return Site(
+            node=self.graph.nodes[use.node],
+            slots=tuple([use.slots[j] for j in chosen]),
+            cotangents=cotangents,
+            arrangement=self.plan.arrangements[position],
+            placements=tuple([use.placements[j] for j in chosen]),
+            dtype=self.dtype,
+            fetched=self._fetched.get(position, {}),
+        )
+
+    def _by_rule(self, position: int, cotangents: Cotangents) -> Contribution | None:
+        use = self.plan.uses[position]
+        rule = rule_of(self.records[use.node].name, use.slots[0])
+        if rule is None or self.plan.arrangements[position] is None:
+            return None
+        if cotangents[0] is not None and cotangents[0].is_complex():
+            return None  # rules are about real numbers
+        site = self._site(position, cotangents)
+        try:
+            found = rule(site)
+        except NotApplicableError:
+            return None
+        return found if isinstance(found, Contribution) else Rows(found, site.placements[0])
+
+    def _locally(
+        self, positions: Sequence[int], cotangents: Cotangents
+    ) -> dict[int, list[Contribution]]:
+        """The contributions of some uses of one node, slot by slot."""
+        first = self.plan.uses[positions[0]]
+        record, owners = self.records[first.node], first.owners
+        assert owners is not None
+        sites = [
+            (position, self._site(position, cotangents, [j]))
+            for position in positions
+            for j in range(len(self.plan.uses[position].slots))
+        ]
+        parts = [broadcast_once(site, record) for _, site in sites]
+        alone = [k for k, part in enumerate(parts) if part is None]
+        if alone:
+            found = local_rows([sites[k][1] for k in alone], owners, self.m)
+            for k, rows in zip(alone, found, strict=True):
+                parts[k] = rows
+                self.local.add(sites[k][0])
+        by_use: dict[int, list[Contribution]] = {}
+        for (position, _), part in zip(sites, parts, strict=True):
+            assert part is not None
+            by_use.setdefault(position, []).append(part)
+        return by_use
+
+
+def _changed_its_mind(operation: str) -> GraphError:
+    return GraphError(
+        "A rule must accept or refuse an operation by its sizes, got one that has accepted "
+        f"{operation!r} before and refuses it now, while the graph is being freed. Pass "
+        "`retain_graph=True`, or let the rule always refuse."
+    )

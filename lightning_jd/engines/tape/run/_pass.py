@@ -1,0 +1,107 @@
+"""One backward pass that stops at the operations in question and computes no weight gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
+
+from lightning_jd.engines._hooks import hook_register
+from lightning_jd.engines.tape.graph import Edge, Graph, gradients_of, is_hooked
+
+Cotangents = tuple[Tensor | None, ...]
+
+
+def run(
+    graph: Graph,
+    outputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    nodes: Collection[int],
+    ends: Sequence[Edge],
+    consume: Callable[[int, Cotangents], None],
+    *,
+    retain_graph: bool = True,
+) -> None:
+    """Hand the gradients at the outputs of each node to ``consume``, as soon as they are complete.
+
+    Gradients are captured at the lowest nodes only. All others are executed on the way there, and
+    hooks look at what enters them, so that nothing is kept alive longer than in an ordinary pass.
+
+    Args:
+        graph: The graph.
+        outputs: What to differentiate.
+        weights: The weight of each entry of each output.
+        nodes: Where to look.
+        ends: The outputs of those of the nodes that have no other of them below.
+        consume: Called once per node, with its position and one gradient per output.
+        retain_graph: Whether the graph is kept. If not, what an operation has saved is freed as
+            soon as its gradients are computed.
+    """
+    lowest = {end.node for end in ends}
+    with hook_register.own():
+        handles = [
+            graph.nodes[node].register_prehook(_hook(partial(consume, node)))
+            for node in nodes
+            if node not in lowest
+        ]
+    try:
+        captured = gradients_of(
+            outputs,
+            weights,
+            [GradientEdge(graph.nodes[node], output) for node, output in ends],
+            retain_graph=retain_graph,
+        )
+    finally:
+        for handle in handles:
+            handle.remove()
+    found: dict[int, list[Tensor | None]] = {}
+    for (node, _), gradient in zip(ends, captured, strict=True):
+        found.setdefault(node, []).append(gradient)
+    del captured
+    for node in list(found):
+        consume(node, tuple(found.pop(node)))
+
+
+def _hook(consume: Callable[[Cotangents], None]) -> Callable[[Cotangents], None]:
+    def hook(cotangents: Cotangents) -> None:
+        with torch.no_grad():
+            consume(cotangents)
+
+    return hook
+
+
+def read_ahead(wanted: Iterable[tuple[int, Node, Sequence[str]]]) -> dict[int, dict[str, Any]]:
+    """Read saved tensors that are recomputed or loaded when they are looked at.
+
+    Non-reentrant checkpointing gives a saved tensor out once per backward pass. Reading it next to
+    the pass that consumes it would break that pass, so it is read in a pass of its own, all of it
+    at once, so that every checkpoint is recomputed once only.
+
+    Args:
+        wanted: A key, the node, and the names of its saved tensors.
+
+    Returns:
+        Per key, the saved tensors that have such a hook.
+    """
+    hooked = [
+        (key, node, name) for key, node, names in wanted for name in names if is_hooked(node, name)
+    ]
+    found: dict[int, dict[str, Any]] = {}
+    if hooked:
+
+        def read(_: Cotangents) -> None:
+            for key, node, name in hooked:
+                found.setdefault(key, {})[name] = getattr(node, "_saved_" + name)
+
+        with torch.enable_grad():
+            seed = torch.zeros((), requires_grad=True)
+            end = seed.clone()
+        assert end.grad_fn is not None
+        with hook_register.own():
+            end.grad_fn.register_prehook(read)
+        torch.autograd.grad(end, seed)
+    return found

@@ -1,0 +1,129 @@
+"""One step: the passes, and which way each parameter takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lightning_jd.engines._objectives import Objectives
+from lightning_jd.engines.tape.contributions import Contribution, Rows
+from lightning_jd.engines.tape.graph import Graph
+from lightning_jd.engines.tape.owners import Evidence
+from lightning_jd.engines.tape.plan import KnownGraph, Plan
+from lightning_jd.engines.tape.run._assembly import Assembly
+from lightning_jd.engines.tape.run._computed_parameters import computed_rows
+from lightning_jd.engines.tape.run._gramian_sum import Ledger
+from lightning_jd.engines.tape.run._instances import Harvest
+from lightning_jd.engines.tape.run._tasks import add_rows
+
+
+class Recording:
+    """Carries out a plan.
+
+    Args:
+        graph: The graph below the losses.
+        known: What is known of it.
+        plan: The plan for it.
+        objectives: The losses.
+        parameters: All parameters by position.
+        scale: What the losses are multiplied by before they are differentiated.
+        retain_graph: Whether the graph is kept; otherwise it is freed on the way.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        known: KnownGraph,
+        plan: Plan,
+        objectives: Objectives,
+        parameters: Mapping[int, Tensor],
+        scale: float | Tensor,
+        *,
+        retain_graph: bool = True,
+    ) -> None:
+        self.graph, self.known, self.plan = graph, known, plan
+        self.objectives, self.retain_graph = objectives, retain_graph
+        self.parameters, self.scale = parameters, scale
+        #: How each reached parameter was dealt with.
+        self.paths: dict[int, str] = {}
+
+    def run(self, ledger: Ledger) -> None:
+        """Add the Gramian of all reached parameters to a ledger."""
+        losses, plan = self.objectives.losses, self.plan
+        by_rows = set(plan.by_rows)
+        if not isinstance(losses, Tensor) or self.objectives.kind == "tasks" or len(losses) == 1:
+            by_rows = set(plan.reached)
+        else:
+            if plan.uses:
+                self._by_owners(losses, ledger)
+        if by_rows:
+            self._by_rows(by_rows, ledger)
+
+    def _by_owners(self, losses: Tensor, ledger: Ledger) -> None:
+        harvest = Harvest(self.graph, self.plan, len(losses), ledger.G.dtype, self.scale)
+        assembly = Assembly(self.plan, ledger)
+        if losses.ndim == 1:
+            ones, keep = torch.ones_like(losses), self.retain_graph
+            harvest.run(losses, ones, assembly.deliver, retain_graph=keep)
+        else:
+            _run_per_task(harvest, losses, assembly)
+        assembly.close()
+        self._name_paths(harvest)
+        computed = {k: self.parameters[k] for k in self.plan.computed}
+        if computed:
+            m = self.objectives.m
+            for rows in computed_rows(self.graph, self.plan, assembly.others, computed, m):
+                ledger.add(rows)
+            self.paths.update(dict.fromkeys(computed, "computed"))
+
+    def _by_rows(self, positions: set[int], ledger: Ledger) -> None:
+        general = self.known.plan(Evidence(self.graph, None, self.scale))
+        chosen = {k: self.parameters[k] for k in sorted(positions)}
+        paths = add_rows(ledger, self.graph, general, self.objectives, chosen, self.scale)
+        self.paths.update(paths)
+
+    def _name_paths(self, harvest: Harvest) -> None:
+        for position, use in enumerate(self.plan.uses):
+            name = self.plan.records[use.node].name
+            how = "local" if position in harvest.local else "rule"
+            for placement in use.placements:
+                if self.paths.get(placement.parameter, "rule").startswith("rule"):
+                    self.paths[placement.parameter] = f"{how} {name}"
+
+
+def _run_per_task(harvest: Harvest, losses: Tensor, assembly: Assembly) -> None:
+    """One pass per column of the losses; the rows of an instance are put side by side."""
+    tasks = losses.shape[1]
+    passes: dict[int, dict[int, list[Contribution]]] = {}
+    for task in range(tasks):
+        chosen = torch.zeros_like(losses)
+        chosen[:, task] = 1
+
+        def take(position: int, parts: list[Contribution], task: int = task) -> None:
+            passes.setdefault(position, {})[task] = parts
+
+        harvest.run(losses, chosen, take)
+    while passes:
+        position, by_task = passes.popitem()
+        assembly.deliver(position, _side_by_side(by_task, tasks))
+
+
+def _side_by_side(by_task: dict[int, list[Contribution]], tasks: int) -> list[Contribution]:
+    if len(by_task) == tasks and len({len(parts) for parts in by_task.values()}) == 1:
+        first, *others = by_task.values()
+        return [part.stacked([other[j] for other in others]) for j, part in enumerate(first)]
+    # some task does not reach the use, or a rule applied to some passes only
+    singles = {
+        task: {single.placements[0]: single for part in parts for single in part.split()}
+        for task, parts in by_task.items()
+    }
+    placements = next(iter(singles.values())).keys()
+    found: list[Contribution] = []
+    for placement in placements:
+        some = {task: parts[placement].rows() for task, parts in singles.items()}
+        blank = torch.zeros_like(next(iter(some.values())))
+        rows = torch.stack([some.get(task, blank) for task in range(tasks)], dim=1)
+        found.append(Rows(rows.flatten(0, 1), placement, is_placed=True))
+    return found
