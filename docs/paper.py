@@ -10,9 +10,9 @@ import argparse
 import shutil
 from pathlib import Path
 
-from lightning_jd.bench._report import Report
-from lightning_jd.experiments._settings import PAPER_AGGREGATORS, settings_of
-from lightning_jd.experiments.models import ARCHITECTURES, EPOCHS
+from lightning_jd.lab.report import Report
+from lightning_jd.lab.studies._settings import PAPER_AGGREGATORS, settings_of
+from lightning_jd.lab.work.paper import ARCHITECTURES, EPOCHS
 
 DOCS = Path(__file__).parent
 TITLES = {"cifar10": "CIFAR-10", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}

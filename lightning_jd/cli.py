@@ -23,20 +23,20 @@ Commands = Mapping[str, "str | tuple[str, Commands]"]
 COMMANDS: Commands = {
     "doctor": "lightning_jd.doctor:doctor",
     "report": "lightning_jd.report:report",
-    "iwrm": "lightning_jd.experiments.iwrm:iwrm",
-    "speed": "lightning_jd.experiments.speed:speed",
-    "trajectories": "lightning_jd.experiments.trajectories:trajectories",
-    "regularisation": "lightning_jd.experiments.regularisation:regularisation",
+    "iwrm": "lightning_jd.lab.studies.iwrm:iwrm",
+    "speed": "lightning_jd.lab.studies.speed:speed",
+    "trajectories": "lightning_jd.lab.studies.trajectories:trajectories",
+    "regularisation": "lightning_jd.lab.studies.regularisation:regularisation",
     "bench": (
         "Measure the package on this machine.",
         {
-            "weights": "lightning_jd.bench.weights:weights",
-            "engines": "lightning_jd.bench.engines:engines",
-            "fit": "lightning_jd.bench.fit:fit",
-            "metrics": "lightning_jd.bench.metrics:metrics",
-            "gallery": "lightning_jd.bench.gallery:gallery",
-            "methods": "lightning_jd.bench.methods:methods",
-            "ddp": "lightning_jd.bench.ddp:ddp",
+            "weights": "lightning_jd.lab.bench.weights:weights",
+            "engines": "lightning_jd.lab.bench.engines:engines",
+            "fit": "lightning_jd.lab.bench.fit:fit",
+            "metrics": "lightning_jd.lab.bench.metrics:metrics",
+            "gallery": "lightning_jd.lab.bench.gallery:gallery",
+            "methods": "lightning_jd.lab.bench.methods:methods",
+            "ddp": "lightning_jd.lab.bench.ddp:ddp",
         },
     ),
 }
@@ -83,9 +83,9 @@ def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS) -> in
 
 
 def _continues(commands: Commands, words: list[str]) -> str:
-    """What becomes of a command that is interrupted; those of the experiments keep their runs."""
+    """What becomes of a command that is interrupted; studies keep their runs."""
     command = commands.get(words[0]) if words else None
-    if isinstance(command, str) and command.startswith("lightning_jd.experiments."):
+    if isinstance(command, str) and command.startswith("lightning_jd.lab.studies."):
         return " What is finished is kept: the same command continues."
     return ""
 

@@ -20,6 +20,15 @@ ALLOWED = {
     "report": {"errors"},
     "surfaces": {"errors", "linalg", "aggregators", "engines", "metrics", "core", "report"},
 }
+#: The same inside of the laboratory; the files at its top may be imported by all of its folders.
+LAB = {
+    "": set(),
+    "data": set(),
+    "work": set(),
+    "gallery": set(),
+    "bench": {"data", "work", "gallery"},
+    "studies": {"data", "work"},
+}
 HEAVY = ["lightning", "pytorch_lightning", "torchjd", "matplotlib", "rich", "qpsolvers"]
 
 
@@ -71,6 +80,22 @@ def test_a_stage_of_the_tape_imports_only_from_the_stages_before_it(stage: str) 
 
 def test_every_folder_of_the_tape_is_a_stage() -> None:
     assert {file.parent.relative_to(TAPE).parts[0] for file in TAPE.glob("*/*.py")} == set(STAGES)
+
+
+@pytest.mark.parametrize("folder", LAB)
+def test_a_folder_of_the_laboratory_imports_only_public_files_of_those_below_it(
+    folder: str,
+) -> None:
+    top = {file.stem for file in (PACKAGE / "lab").glob("*.py")}
+    files = (PACKAGE / "lab" / folder).glob("**/*.py" if folder else "*.py")
+    foreign = {
+        f"{file.relative_to(PACKAGE)} imports {'.'.join(parts)}"
+        for file in files
+        for parts in [part[1:] for part in modules_imported(file) if part[0] == "lightning_jd"]
+        if parts[:1] == ["lab"] and parts[1] != folder
+        if parts[1] not in top | LAB[folder] or any(part.startswith("_") for part in parts)
+    }
+    assert not foreign
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def test_one_aggregator_needs_no_brackets(
         asked.append(aggregators)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"lightning_jd.experiments.{command}.settings_of", settings_of)
+    monkeypatch.setattr(f"lightning_jd.lab.studies.{command}.settings_of", settings_of)
     assert cli.main([command, "--aggregators", word]) == 130
     assert asked == [names]
 
@@ -150,7 +150,7 @@ def test_ctrl_c_is_one_line_and_status_130(capsys: pytest.CaptureFixture[str]) -
 def test_an_experiment_that_is_interrupted_can_be_continued(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lightning_jd.experiments.trajectories.check_matplotlib", interrupted)
+    monkeypatch.setattr("lightning_jd.lab.studies.trajectories.check_matplotlib", interrupted)
     assert cli.main(["trajectories"]) == 130
     said = "Interrupted. What is finished is kept: the same command continues."
     assert capsys.readouterr().err.strip() == said

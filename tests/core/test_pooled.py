@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from lightning_jd.aggregators import GramianAggregator, resolve
-from lightning_jd.bench.ddp import layers_of
 from lightning_jd.core import COMPLETE, Delivery, Update, _exchange, split_into_groups, volume
 from lightning_jd.core._accumulation import Accumulation
 from lightning_jd.core._pool import Pool
 from lightning_jd.engines import NamedParameters, Objectives, jacobian, leaves_reached, select
 from lightning_jd.errors import ArgumentError, NonFiniteError
+from lightning_jd.lab.bench.ddp import layers_of
 from tests.helpers.processes import run_in_processes
 from tests.helpers.two_processes import run_in_two_processes
 

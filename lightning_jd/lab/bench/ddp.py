@@ -1,0 +1,259 @@
+"""``lightning-jd bench ddp``: what Jacobian descent adds to DistributedDataParallel."""
+
+from __future__ import annotations
+
+import queue
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
+
+from lightning_jd._folders import writable_folder
+from lightning_jd.aggregators import resolve
+from lightning_jd.core import Matrix, volume
+from lightning_jd.engines import named_parameters_of
+from lightning_jd.errors import ArgumentError, JDError
+from lightning_jd.lab.clock import interleaved, ratio
+from lightning_jd.lab.console import console, progress_bar
+from lightning_jd.lab.report import Report, Value
+from lightning_jd.lab.work.networks import Work, cnn, mlp, mlp_tasks
+from lightning_jd.surfaces._output import objectives_of
+from lightning_jd.surfaces._settings import Settings
+from lightning_jd.surfaces._step import compute_step, delivery_to
+
+Kind = Literal["instances", "tasks", "ranks"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table: a model, and what its rows are."""
+
+    kind: Kind
+    build: Callable[[], Work]
+
+
+#: Functions of modules, so that they can be sent to processes.
+def _mlp() -> Work:
+    return mlp(32)
+
+
+def _cnn() -> Work:
+    return cnn("cifar10", 16)
+
+
+def _tasks() -> Work:
+    return mlp_tasks(8)
+
+
+CASES: dict[str, Case] = {
+    "MLP 784-1024-1024-10, 32 instances each": Case("instances", _mlp),
+    "CNN for CIFAR-10, 16 instances each": Case("instances", _cnn),
+    "MLP trunk, 8 tasks": Case("tasks", _tasks),
+    "MLP 784-1024-1024-10, ranks": Case("ranks", _mlp),
+    "CNN for CIFAR-10, ranks": Case("ranks", _cnn),
+}
+_FURTHER = (8, 64, 1024)
+_COLUMNS = {
+    "work": "work",
+    "plain_ms": "plain DDP ms",
+    "jd_ms": "UPGrad ms",
+    "ratio": "UPGrad / plain",
+    "gradient_mb": "gradient MB",
+    "computed_mb": "added MB, computed",
+    "measured_mb": "added MB, measured",
+    **{f"at_{R}_mb": f"computed at {R}" for R in _FURTHER},
+}
+
+
+def ddp(
+    processes: int = 2,
+    threads: int = 1,
+    repeats: int = 10,
+    output: Path = Path("results"),
+) -> None:
+    """Time a step with UPGrad on several processes against DistributedDataParallel alone.
+
+    The processes are real ones on this machine, with the gloo backend. They meet through a file. A
+    step is forward, Gramian of the rows of all processes, weights, gradients, and their reduction
+    by DistributedDataParallel. What a process sends is counted where it is sent, and computed from
+    the sizes of the layers; what DistributedDataParallel sends (the gradient, in both cases) is not
+    included. The last columns are computed for more processes than there are.
+
+    Args:
+        processes: How many processes to start.
+        threads: Threads of torch in each of them.
+        repeats: Timed steps of each kind.
+        output: The folder for ddp.json and ddp.md.
+    """
+    if processes < 2 or threads < 1 or repeats < 1:
+        raise ArgumentError(
+            "`processes` must be at least 2, and `threads` and `repeats` at least 1, got "
+            f"{processes}, {threads} and {repeats}."
+        )
+    writable_folder(output)
+    rows = []
+    with progress_bar(total=len(CASES)) as start:
+        for name, case in CASES.items():
+            start(name)
+            rows.append({"work": name, **measure(case, processes, threads, repeats)})
+    notes = (
+        f"{processes} processes, {threads} threads each, gloo; medians of {repeats} steps by the "
+        "wall clock, the two in turns. Megabytes (10^6) that a process sends in a step, on average "
+        "over the processes.",
+    )
+    report = Report("ddp", "Jacobian descent against plain DDP", _COLUMNS, rows, notes)
+    report.print()
+    data, page = report.write(output)
+    console().print(f"Wrote {data} and {page}.")
+
+
+def measure(case: Case, processes: int, threads: int, repeats: int) -> dict[str, Value]:
+    """One line of the table.
+
+    Raises:
+        JDError: If a process fails.
+    """
+    context = mp.get_context("spawn")
+    results: Any = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (processes, folder, case, threads, repeats, results)
+        running: Any = spawn(_enter, arguments, nprocs=processes, join=False)
+        try:
+            while not running.join(timeout=0.1):
+                pass
+        except Exception as error:
+            raise JDError(f"A process of the benchmark has failed: {error}") from error
+        found: dict[str, Value] = _received(results)
+    return found
+
+
+def _received(results: Any) -> dict[str, Value]:
+    try:
+        found: dict[str, Value] = results.get(timeout=10)
+    except queue.Empty as error:
+        raise JDError("The processes of the benchmark have ended without a result.") from error
+    return found
+
+
+def layers_of(model: nn.Module, x: Tensor, kind: Kind) -> list[int | Matrix]:
+    """The sizes of the layers of a model, from the shapes in a forward pass.
+
+    Args:
+        model: The model.
+        x: The batch of one process.
+        kind: What a row is: an instance, or a task, which is about the whole batch.
+
+    Example:
+        >>> layers_of(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)), torch.ones(4, 3), "tasks")
+        [Matrix(positions=4, inputs=3, outputs=2, bias=2, shared=False), 2, 2]
+    """
+    outputs: dict[nn.Module, Tensor] = {}
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    hooks = [
+        layer.register_forward_hook(lambda layer, _, output: outputs.update({layer: output}))
+        for layer in layers
+    ]
+    with torch.no_grad():
+        model(x)
+    for hook in hooks:
+        hook.remove()
+    found: list[int | Matrix] = []
+    for layer in model.modules():
+        own = [tensor.numel() for tensor in layer.parameters(recurse=False)]
+        if isinstance(layer, nn.Linear):
+            positions = outputs[layer].numel() // layer.out_features
+            each = positions if kind == "tasks" else positions // len(x)
+            found.append(Matrix(each, layer.in_features, layer.out_features, sum(own[1:])))
+        elif isinstance(layer, nn.Conv2d) and layer.groups == 1 and kind == "instances":
+            pixels = outputs[layer][0, 0].numel()
+            patch = own[0] // layer.out_channels
+            found += [Matrix(pixels, patch, layer.out_channels), *own[1:]]
+        else:
+            found += own
+    return found
+
+
+def _enter(
+    rank: int,
+    processes: int,
+    folder: str,
+    case: Case,
+    threads: int,
+    repeats: int,
+    results: Any,
+) -> None:
+    torch.set_num_threads(threads)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=processes)
+    try:
+        found = _measure_here(case, processes, repeats)
+        if rank == 0:
+            results.put(found)
+    finally:
+        dist.destroy_process_group()
+
+
+def _measure_here(case: Case, processes: int, repeats: int) -> dict[str, Value]:
+    torch.manual_seed(dist.get_rank())
+    work = case.build()  # DistributedDataParallel gives all the parameters of the first
+    model = DistributedDataParallel(work.model)
+    named = named_parameters_of(work.model)
+    rows: Literal["ranks"] | None = "ranks" if case.kind == "ranks" else None
+    settings = Settings(resolve("upgrad"), rows=rows)
+    sent: Mapping[str, int] = {}
+
+    def plain() -> None:
+        model.zero_grad(set_to_none=True)
+        _total(work.losses(model)).backward()
+
+    def descent() -> None:
+        nonlocal sent
+        model.zero_grad(set_to_none=True)
+        losses = work.losses(model)
+        objectives = objectives_of(_total(losses) if case.kind == "ranks" else losses, rows)
+        update = compute_step(objectives, named, settings, None, delivery_to(model))
+        update.surrogate().backward()
+        sent = update.report.bytes_sent
+
+    times = interleaved({"plain": plain, "jd": descent}, repeats=repeats, warmup=3)
+    added = torch.tensor([sum(sent.get(purpose, 0) for purpose in _ADDED)])
+    dist.all_reduce(added)
+    m = 1 if case.kind == "ranks" else _count(work)
+    layers = layers_of(work.model, work.x, case.kind)
+    computed = {R: volume(case.kind, m, layers, R) for R in (processes, *_FURTHER)}
+    return {
+        "m": m,
+        "plain_ms": 1e3 * times["plain"].median,
+        "jd_ms": 1e3 * times["jd"].median,
+        "ratio": ratio(times["jd"], times["plain"]),
+        "gradient_mb": computed[processes]["gradient"] / 1e6,
+        "computed_mb": _megabytes(computed[processes]),
+        "measured_mb": float(added) / processes / 1e6,
+        **{f"at_{R}_mb": _megabytes(computed[R]) for R in _FURTHER},
+    }
+
+
+#: What Jacobian descent sends beyond the gradient; how processes agree on names is left out.
+_ADDED = ("rows", "factors", "gramian", "weights")
+
+
+def _megabytes(sent: Mapping[str, float]) -> float:
+    return sum(sent[purpose] for purpose in _ADDED) / 1e6
+
+
+def _count(work: Work) -> int:
+    with torch.no_grad():
+        return len(work.losses())
+
+
+def _total(losses: Tensor | Sequence[Tensor]) -> Tensor:
+    """The loss of plain training."""
+    return (losses if isinstance(losses, Tensor) else torch.stack(list(losses))).mean()

@@ -1,0 +1,131 @@
+"""``lightning-jd bench methods``: what a step costs with each aggregator and balancer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_jd.aggregators import Method, available, balancers, resolve
+from lightning_jd.core import backward
+from lightning_jd.errors import ArgumentError
+from lightning_jd.lab.clock import interleaved
+from lightning_jd.lab.console import console, progress_bar
+from lightning_jd.lab.report import Report, Value
+
+_WIDTHS, _BATCH = (256, 512, 512), 128
+_ARGUMENTS: dict[str, Callable[[int], dict[str, object]]] = {
+    "constant": lambda m: {"weights": [1.0] * m},
+    "krum": lambda m: {"n_byzantine": 0},
+    "trimmedmean": lambda m: {"trim": 0},
+}
+
+
+def methods(
+    threads: int = 2,
+    clock: Literal["wall", "cpu"] = "wall",
+    tasks: Sequence[int] = (2, 8, 40),
+    repeats: int = 20,
+    output: Path = Path("results"),
+) -> None:
+    """Time a step with every method against the plain step on the sum of the losses.
+
+    A step is forward, backward and SGD of an MLP trunk (256-512-512, batch 128) with one linear
+    head per task. All methods run in turns; a number is the median over rounds of the ratio to the
+    plain step of the same round (the ratio of the means for weightsevery, whose steps differ).
+
+    Args:
+        threads: Threads of torch.
+        clock: "wall", or "cpu" for the processor time of all threads, which other programs disturb
+            less.
+        tasks: Numbers of tasks.
+        repeats: Timed rounds.
+        output: The folder for methods.json and methods.md.
+    """
+    if threads < 1:
+        raise ArgumentError(f"`threads` must be at least 1, got {threads}.")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found: dict[str, dict[str, Value]] = {}
+        with progress_bar(total=len(tasks)) as start:
+            for m in tasks:
+                start(f"{m} tasks")
+                for name, ratio in measure(m, repeats, clock).items():
+                    found.setdefault(name, {"method": name})[str(m)] = ratio
+    finally:
+        torch.set_num_threads(before)
+    columns = {"method": "method"} | {str(m): f"{m} tasks" for m in tasks}
+    note = f"Plain steps ({clock} time), MLP trunk 256-512-512, batch 128, {repeats} rounds."
+    report = Report("methods", "The cost of a step, by method", columns, [*found.values()], (note,))
+    report.print()
+    written = report.write(output)
+    console().print(f"Wrote {', '.join(map(str, written))}.")
+
+
+class TrunkAndHeads(nn.Module):
+    """An MLP trunk and one linear head per task."""
+
+    def __init__(self, tasks: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, after in pairwise(_WIDTHS):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        self.trunk = nn.Sequential(*layers)
+        self.heads = nn.ModuleList(nn.Linear(_WIDTHS[-1], 1) for _ in range(tasks))
+
+    @override
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """One output of shape (b,) per task."""
+        features = self.trunk(x)
+        return [head(features).squeeze(1) for head in self.heads]
+
+
+def measure(
+    tasks: int,
+    repeats: int,
+    clock: Literal["wall", "cpu"],
+    names: Sequence[str] | None = None,
+) -> dict[str, float]:
+    """The cost of a step in plain steps, by name of the method (all of them, unless given)."""
+    torch.manual_seed(0)
+    model = TrunkAndHeads(tasks)
+    x, y = torch.randn(_BATCH, _WIDTHS[0]), torch.randn(_BATCH, tasks)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def errors() -> list[Tensor]:
+        return [(out - y[:, k]).square() for k, out in enumerate(model(x))]
+
+    def plain() -> None:
+        optimizer.zero_grad()
+        torch.stack([error.mean() for error in errors()]).sum().backward()
+        optimizer.step()
+
+    def with_method(method: Method) -> None:
+        optimizer.zero_grad()
+        losses = errors()
+        matrix = torch.stack(losses, dim=1) if method.halves else None
+        backward(matrix if matrix is not None else [e.mean() for e in losses], model, method)
+        optimizer.step()
+
+    candidates: dict[str, Callable[[], object]] = {"plain": plain}
+    for name in names or (*available(), *balancers()):
+        arguments = _ARGUMENTS[name](tasks) if name in _ARGUMENTS else {}
+        method = resolve({"name": name, **arguments})
+        candidates[name] = partial(with_method, method)
+    timings = interleaved(candidates, repeats=repeats, warmup=3, clock=clock)
+    rounds = timings.pop("plain").samples
+    found = {
+        name: round(median(a / b for a, b in zip(timing.samples, rounds, strict=True)), 2)
+        for name, timing in timings.items()
+    }
+    if "weightsevery" in timings:  # whose steps are not alike
+        found["weightsevery"] = round(sum(timings["weightsevery"].samples) / sum(rounds), 2)
+    return found

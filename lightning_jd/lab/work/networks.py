@@ -1,0 +1,148 @@
+"""The work that engines are measured on: models, synthetic batches, and their losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_jd.lab.work.paper import INPUT_SHAPES, Architecture, paper_cnn
+
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model and one batch.
+
+    Attributes:
+        model: Maps a batch to class scores, or a :class:`TrunkAndHeads`.
+        x: The batch.
+        y: One class per instance.
+    """
+
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+
+    @property
+    def has_tasks(self) -> bool:
+        """One objective per task, instead of one per instance."""
+        return isinstance(self.model, TrunkAndHeads)
+
+    def losses(self, model: nn.Module | None = None) -> Tensor | list[Tensor]:
+        """The forward pass: one loss per instance (m,), or a list of one scalar per task.
+
+        Args:
+            model: What is called in the place of the model, if somebody has wrapped it.
+        """
+        scores = (model or self.model)(self.x)
+        if isinstance(scores, list):
+            return [nn.functional.cross_entropy(score, self.y) for score in scores]
+        return nn.functional.cross_entropy(scores, self.y, reduction="none")
+
+
+class TrunkAndHeads(nn.Module):
+    """One body, and a linear classifier on top of it for each task."""
+
+    def __init__(self, trunk: nn.Sequential, width: int, tasks: int) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.heads = nn.ModuleList(nn.Linear(width, CLASSES) for _ in range(tasks))
+        self.features = torch.empty(0)
+
+    @override
+    def forward(self, x: Tensor) -> list[Tensor]:
+        self.features = self.trunk(x)  # kept: TorchJD has to be told where the heads begin
+        return [head(self.features) for head in self.heads]
+
+
+class _Block(nn.Module):
+    """Two convolutions with GroupNorm and a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.GroupNorm(32, outputs),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            nn.GroupNorm(32, outputs),
+        )
+        self.shortcut = nn.Sequential()
+        if stride > 1:
+            project = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(project, nn.GroupNorm(32, outputs))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.body(x)
+        y += self.shortcut(x)
+        return y.relu_()
+
+
+class Transformer(nn.Module):
+    """An encoder whose averaged output is classified."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, CLASSES)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.encoder(x).mean(dim=1))
+        return scores
+
+
+def cnn(name: Architecture, batch: int = 32) -> Work:
+    """A network of the paper."""
+    return _work(paper_cnn(name), batch, *INPUT_SHAPES[name])
+
+
+def mlp(batch: int, width: int = 1024, hidden: int = 2, inputs: int = 784) -> Work:
+    """Linear layers with ReLU: inputs, ``hidden`` times ``width``, classes."""
+    body = _mlp_body(inputs, width, hidden)
+    return _work(nn.Sequential(*body, nn.Linear(width, CLASSES)), batch, inputs)
+
+
+def resnet18(batch: int = 32) -> Work:
+    """ResNet-18 with GroupNorm instead of BatchNorm, on images of 3x32x32."""
+    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.GroupNorm(32, 64), nn.ReLU(inplace=True)]
+    widths = [64, 64, 64, 128, 128, 256, 256, 512, 512]
+    blocks = [_Block(a, b, 1 if a == b else 2) for a, b in pairwise(widths)]
+    top = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES)]
+    model = nn.Sequential(*stem, nn.MaxPool2d(3, 2, 1), *blocks, *top)
+    return _work(model, batch, 3, 32, 32)
+
+
+def transformer(batch: int = 32, width: int = 128, layers: int = 4, length: int = 64) -> Work:
+    """A transformer encoder with four heads."""
+    return _work(Transformer(width, layers), batch, length, width)
+
+
+def mlp_tasks(tasks: int, batch: int = 64, width: int = 1024) -> Work:
+    """The trunk of :func:`mlp` and a head per task."""
+    trunk = nn.Sequential(*_mlp_body(784, width, 2))
+    return _work(TrunkAndHeads(trunk, width, tasks), batch, 784)
+
+
+def cnn_tasks(tasks: int, batch: int = 64, name: Architecture = "cifar10") -> Work:
+    """A network of the paper without its last layer, and a head per task."""
+    *body, last = paper_cnn(name)
+    assert isinstance(last, nn.Linear)
+    heads = TrunkAndHeads(nn.Sequential(*body), last.in_features, tasks)
+    return _work(heads, batch, *INPUT_SHAPES[name])
+
+
+def _mlp_body(inputs: int, width: int, hidden: int) -> list[nn.Module]:
+    sizes = [inputs, *[width] * hidden]
+    return [module for a, b in pairwise(sizes) for module in (nn.Linear(a, b), nn.ReLU())]
+
+
+def _work(model: nn.Module, batch: int, *shape: int) -> Work:
+    return Work(model, torch.randn(batch, *shape), torch.randint(0, CLASSES, (batch,)))

@@ -1,0 +1,110 @@
+"""One training step without the optimizer, by each engine, on the same kind of work."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import nn
+
+from lightning_jd.aggregators import resolve
+from lightning_jd.core import backward
+from lightning_jd.errors import UnknownNameError
+from lightning_jd.lab.work.networks import TrunkAndHeads, Work
+
+Step = Callable[[], None]
+OPPONENTS = ("autogram", "autojac")  # TorchJD's two engines
+ENGINES = ("plain", "ours", "ours_low", *OPPONENTS)
+#: What TorchJD calls the methods, from Gramians and from Jacobians.
+_WEIGHTINGS = {
+    "mean": "MeanWeighting",
+    "upgrad": "UPGradWeighting",
+    "mgda": "MGDAWeighting",
+    "dualproj": "DualProjWeighting",
+    "pcgrad": "PCGradWeighting",
+    "imtlg": "IMTLGWeighting",
+    "cagrad": "CAGradWeighting",
+    "rgw": "RandomWeighting",
+    "alignedmtl": "AlignedMTLWeighting",
+}
+_AGGREGATORS = {"mean": "Mean", "upgrad": "UPGrad", "graddrop": "GradDrop"}
+_OPTIONS: dict[str, dict[str, float]] = {"cagrad": {"c": 0.5}}
+
+
+def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
+    """Build a step: forward, and gradients in ``.grad``.
+
+    Args:
+        engine: One of :data:`ENGINES`: ``"plain"`` differentiates the mean of the losses; the
+            others compute the Gramian (or Jacobian), weights and the update.
+        work: Its model is changed (TorchJD adds hooks): do not use it for another engine.
+        aggregator: A name; TorchJD's engines know ``"mean"``, ``"upgrad"`` and some others.
+
+    Returns:
+        The step, or ``None`` if the engine is TorchJD's and that, or what it needs for the
+        method, is not installed.
+    """
+    model = work.model
+    if engine == "plain":
+        return lambda: _plain(work)
+    if engine in ("ours", "ours_low"):
+        chosen, select = resolve(aggregator), "shared" if work.has_tasks else "all"
+        memory: Literal["fast", "low"] = "low" if engine == "ours_low" else "fast"
+
+        def ours() -> None:
+            model.zero_grad(set_to_none=True)
+            backward(work.losses(), model, chosen, select=select, memory=memory)
+
+        return ours
+    if engine not in ENGINES:
+        raise UnknownNameError.of("engine", engine, ENGINES)
+    if importlib.util.find_spec("torchjd") is None:
+        return None
+    try:
+        return _autogram(work, aggregator) if engine == "autogram" else _autojac(work, aggregator)
+    except (ImportError, AttributeError):  # some of its methods need a solver of their own
+        return None
+
+
+def _plain(work: Work) -> None:
+    work.model.zero_grad(set_to_none=True)
+    losses = work.losses()
+    (torch.stack(losses) if isinstance(losses, list) else losses).mean().backward()
+
+
+def _autogram(work: Work, aggregator: str) -> Step:
+    from torchjd import aggregation
+    from torchjd.autogram import Engine
+
+    weighting = getattr(aggregation, _WEIGHTINGS[aggregator])(**_OPTIONS.get(aggregator, {}))
+    tracked: nn.Module = work.model.trunk if isinstance(work.model, TrunkAndHeads) else work.model
+    engine = Engine(tracked, batch_dim=None if work.has_tasks else 0)
+
+    def step() -> None:
+        work.model.zero_grad(set_to_none=True)
+        losses = work.losses()
+        vector = torch.stack(losses) if isinstance(losses, list) else losses
+        vector.backward(weighting(engine.compute_gramian(vector)))
+
+    return step
+
+
+def _autojac(work: Work, aggregator: str) -> Step:
+    from torchjd import aggregation, autojac
+
+    chosen = getattr(aggregation, _AGGREGATORS[aggregator])()
+    model = work.model
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        losses = work.losses()
+        if isinstance(model, TrunkAndHeads) and isinstance(losses, list):
+            autojac.mtl_backward(losses, features=model.features)
+            autojac.jac_to_grad(model.trunk.parameters(), chosen)
+        else:
+            autojac.backward(losses)
+            autojac.jac_to_grad(model.parameters(), chosen)
+
+    return step
