@@ -32,6 +32,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "weights"], "Numbers of objectives"),
         (["bench", "engines"], "plain mean-loss step"),
         (["bench", "fit"], "plain loop"),
+        (["bench", "launches"], "dispatched operations"),
         (["bench", "metrics"], "metrics of one step"),
         (["report"], "HTML"),
         (["regularisation"], "runs.jsonl"),
@@ -92,6 +93,8 @@ FOLDERS = [
     ["bench", "ddp"],
     ["bench", "engines"],
     ["bench", "fit"],
+    ["bench", "launches"],
+    ["bench", "methods"],
     ["bench", "metrics"],
     ["bench", "weights"],
 ]

@@ -8,7 +8,9 @@ from typing import Literal
 
 from lightning_jd.errors import ArgumentError
 
-_CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+Clock = Literal["wall", "cpu"]
+#: What reads each clock, in seconds.
+CLOCKS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def interleaved(
     *,
     repeats: int,
     warmup: int = 1,
-    clock: Literal["wall", "cpu"] = "wall",
+    clock: Clock = "wall",
     budget: float | None = None,
     progress: Callable[[], object] | None = None,
 ) -> dict[str, Timing]:
@@ -80,9 +82,9 @@ def interleaved(
             f"`candidates` and `repeats` must not be empty or zero, got {len(candidates)} "
             f"candidates and {repeats} repeats."
         )
-    if clock not in _CLOCKS:
+    if clock not in CLOCKS:
         raise ArgumentError(f"`clock` must be 'wall' or 'cpu', got {clock!r}.")
-    now = _CLOCKS[clock]
+    now = CLOCKS[clock]
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     begin = time.perf_counter()
     for r in range(-warmup, repeats):

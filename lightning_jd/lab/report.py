@@ -70,6 +70,12 @@ class Report:
         for note in self.notes:
             terminal.print(note, markup=False)
 
+    def publish(self, folder: str | Path, *others: Path) -> None:
+        """Print the table, write it, and say where to, with what else was written there."""
+        self.print()
+        written = ", ".join(map(str, (*self.write(folder), *others)))
+        console().print(f"Wrote {written}.", markup=False, soft_wrap=True)
+
     def markdown(self) -> str:
         """The table, the notes and the environment as one page."""
         head = f"| {' | '.join(self.columns.values())} |\n|{'---|' * len(self.columns)}"

@@ -50,7 +50,7 @@ def test_the_cpu_clock_does_not_count_sleep(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_each_sample_is_the_difference_of_two_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([0.0, 1.0, 10.0, 14.0, 20.0, 26.0, 30.0, 32.0])
-    monkeypatch.setitem(module._CLOCKS, "wall", lambda: next(readings))
+    monkeypatch.setitem(module.CLOCKS, "wall", lambda: next(readings))
     timings = interleaved({"a": list, "b": list}, repeats=2, warmup=0)
     assert timings["a"].samples == (1.0, 2.0)
     assert timings["b"].samples == (4.0, 6.0)

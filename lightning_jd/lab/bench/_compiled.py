@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from lightning_jd.lab.bench._turns import in_turns
-from lightning_jd.lab.clock import ratio
+from lightning_jd.lab.clock import Clock, ratio
 from lightning_jd.lab.work.module import WorkModule
 from lightning_jd.lab.work.networks import Work, transformer
 
 _INSTANCES = 32
 
 
-def compiled_ratio(repeats: int, clock: Literal["wall", "cpu"]) -> tuple[float, float, int]:
+def compiled_ratio(repeats: int, clock: Clock) -> tuple[float, float, int]:
     """Compare a step of Jacobian descent on a compiled module with one on the module itself.
 
     Each runs in turns with the same uncompiled loop, so that the machine's noise cancels.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from lightning_jd.errors import MissingDependencyError
-from lightning_jd.lab.clock import interleaved, ratio
+from lightning_jd.lab.clock import Clock, interleaved, ratio
+from lightning_jd.lab.figure import new_figure, save_figure
 from lightning_jd.lab.report import Report
 from lightning_jd.lab.work.networks import Work, cnn, mlp, transformer
 from lightning_jd.lab.work.steps import make_step
@@ -46,9 +46,7 @@ def points() -> list[tuple[str, str, int]]:
     ]
 
 
-def measure_point(
-    panel: str, line: str, size: int, repeats: int, clock: Literal["wall", "cpu"]
-) -> Point:
+def measure_point(panel: str, line: str, size: int, repeats: int, clock: Clock) -> Point:
     """Time the plain step and ours in turns."""
     build = _LINES[panel][line]
     candidates = {name: make_step(name, build(size), "mean") for name in ("plain", "ours")}
@@ -71,19 +69,10 @@ def growth_report(measured: list[Point]) -> Report:
     return Report("engines_growth", "Growth of the cost of a step", columns, rows)
 
 
-def plot(measured: list[Point], path: Path) -> None:
-    """Draw both panels into a PNG.
-
-    Raises:
-        MissingDependencyError: If ``matplotlib`` is not installed.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError.of("`--growth`", "matplotlib", "plot") from error
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    FigureCanvasAgg(figure)
+def plot(measured: list[Point], path: Path) -> Path:
+    """Draw both panels into a PNG."""
+    title = "Gramian and update of one objective per instance, against plain SGD"
+    figure = new_figure(10, 4, title)
     for axes, panel in zip(figure.subplots(1, len(_LINES), sharey=True), _LINES, strict=True):
         for line, sizes, ratios in _curves(measured, panel):
             axes.plot(sizes, ratios, marker="o", label=line)
@@ -95,9 +84,7 @@ def plot(measured: list[Point], path: Path) -> None:
         if axes.lines[:-1]:  # all but the line at 1
             axes.legend()
     figure.axes[0].set_ylabel("time of a step / plain step")
-    figure.suptitle("Gramian and update of one objective per instance, against plain SGD")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    return save_figure(figure, path, dpi=150)
 
 
 def _curves(measured: list[Point], panel: str) -> Iterator[tuple[str, list[int], list[float]]]:

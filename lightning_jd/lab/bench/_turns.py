@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 import torch
 from lightning.pytorch import LightningModule
 
 from lightning_jd.core import backward
-from lightning_jd.lab.clock import Timing
+from lightning_jd.lab.clock import CLOCKS, Clock, Timing
 from lightning_jd.lab.trainer import bare_trainer, quiet
-from lightning_jd.lab.work.module import mean_of
-from lightning_jd.lab.work.networks import Work
+from lightning_jd.lab.work.networks import Work, mean_of
 from lightning_jd.surfaces.lightning_pytorch import JacobianDescent
 
-Clock = Literal["wall", "cpu"]
-_NOW = {"wall": time.perf_counter, "cpu": time.process_time}
 _WARMUP = 5
 
 
@@ -36,7 +31,7 @@ def in_turns(
     Returns:
         The timings of the loop and of the fit.
     """
-    turns = _Turns(_loop_step(by_hand, aggregator), repeats, _NOW[clock])
+    turns = _Turns(_loop_step(by_hand, aggregator), repeats, CLOCKS[clock])
     callbacks = [] if aggregator is None else [JacobianDescent(aggregator)]
     with quiet():
         bare_trainer(1, callbacks).fit(by_trainer, turns)

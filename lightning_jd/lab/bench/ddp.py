@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +22,9 @@ from lightning_jd.core import Matrix, volume
 from lightning_jd.engines import named_parameters_of
 from lightning_jd.errors import ArgumentError, JDError
 from lightning_jd.lab.clock import interleaved, ratio
-from lightning_jd.lab.console import console, progress_bar
+from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.report import Report, Value
-from lightning_jd.lab.work.networks import Work, cnn, mlp, mlp_tasks
+from lightning_jd.lab.work.networks import Work, cnn, mean_of, mlp, mlp_tasks
 from lightning_jd.surfaces._output import objectives_of
 from lightning_jd.surfaces._settings import Settings
 from lightning_jd.surfaces._step import compute_step, delivery_to
@@ -110,9 +110,7 @@ def ddp(
         "over the processes.",
     )
     report = Report("ddp", "Jacobian descent against plain DDP", _COLUMNS, rows, notes)
-    report.print()
-    data, page = report.write(output)
-    console().print(f"Wrote {data} and {page}.")
+    report.publish(output)
 
 
 def measure(case: Case, processes: int, threads: int, repeats: int) -> dict[str, Value]:
@@ -212,13 +210,13 @@ def _measure_here(case: Case, processes: int, repeats: int) -> dict[str, Value]:
 
     def plain() -> None:
         model.zero_grad(set_to_none=True)
-        _total(work.losses(model)).backward()
+        mean_of(work.losses(model)).backward()
 
     def descent() -> None:
         nonlocal sent
         model.zero_grad(set_to_none=True)
         losses = work.losses(model)
-        objectives = objectives_of(_total(losses) if case.kind == "ranks" else losses, rows)
+        objectives = objectives_of(mean_of(losses) if case.kind == "ranks" else losses, rows)
         update = compute_step(objectives, named, settings, None, delivery_to(model))
         update.surrogate().backward()
         sent = update.report.bytes_sent
@@ -252,8 +250,3 @@ def _megabytes(sent: Mapping[str, float]) -> float:
 def _count(work: Work) -> int:
     with torch.no_grad():
         return len(work.losses())
-
-
-def _total(losses: Tensor | Sequence[Tensor]) -> Tensor:
-    """The loss of plain training."""
-    return (losses if isinstance(losses, Tensor) else torch.stack(list(losses))).mean()

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
-
-import torch
 
 from lightning_jd._folders import writable_folder
-from lightning_jd.errors import ArgumentError, UnknownNameError
+from lightning_jd.errors import UnknownNameError
 from lightning_jd.lab.bench._cases import CASES, Case
 from lightning_jd.lab.bench._growth import growth_report, measure_point, plot, points
 from lightning_jd.lab.bench._memory import peak_memory
-from lightning_jd.lab.clock import Timing, interleaved, ratio
-from lightning_jd.lab.console import console, progress_bar
+from lightning_jd.lab.clock import Clock, Timing, interleaved, ratio
+from lightning_jd.lab.console import progress_bar
+from lightning_jd.lab.figure import check_matplotlib
 from lightning_jd.lab.report import Report, Value
-from lightning_jd.lab.work.steps import ENGINES, OPPONENTS, Step, make_step
+from lightning_jd.lab.threads import threads_of_torch
+from lightning_jd.lab.work.steps import ENGINES, OPPONENTS, working_step
 
-Clock = Literal["wall", "cpu"]
 _COLUMNS = {
     "case": "work",
     "m": "objectives",
@@ -69,12 +67,10 @@ def engines(
         output: The folder for engines.json, engines.md and engines_growth.png.
     """
     chosen = _chosen(cases)
-    if threads < 1:
-        raise ArgumentError(f"`threads` must be at least 1, got {threads}.")
+    if growth:
+        check_matplotlib("`--growth`")
     writable_folder(output)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of_torch(threads):
         total = len(chosen) * (2 if memory else 1) + (len(points()) if growth else 0)
         with progress_bar(total=total) as start:
             rows = []
@@ -90,15 +86,10 @@ def engines(
                 start(f"{line}, {panel} {size}")
                 grown.append(measure_point(panel, line, size, repeats, clock))
         report = _report(rows, memory, clock)
-    finally:
-        torch.set_num_threads(before)
-    report.print()
-    written = list(report.write(output))
+    more: list[Path] = []
     if growth:
-        written.append(output / "engines_growth.png")
-        plot(grown, written[-1])
-        written += growth_report(grown).write(output)
-    console().print(f"Wrote {', '.join(map(str, written))}.")
+        more = [plot(grown, output / "engines_growth.png"), *growth_report(grown).write(output)]
+    report.publish(output, *more)
 
 
 def _chosen(names: list[str] | None) -> list[Case]:
@@ -121,9 +112,8 @@ def timed(case: Case, repeats: int, clock: Clock, seconds: float = 10.0) -> dict
     for engine in ENGINES:
         if engine in case.skips:
             continue
-        torch.manual_seed(0)
-        step = make_step(engine, case.build(), case.aggregator)
-        if step is not None and _runs(step, optional=engine in OPPONENTS):
+        step = working_step(engine, case.build, case.aggregator)
+        if step is not None:
             steps[engine] = step
     own = {name: step for name, step in steps.items() if name not in OPPONENTS}
     first = interleaved(own, repeats=repeats, warmup=3, clock=clock)
@@ -148,17 +138,6 @@ def timed(case: Case, repeats: int, clock: Clock, seconds: float = 10.0) -> dict
         best = min(second[name].median for name in opponents)
         row["faster"] = second["ours"].median < best
     return row
-
-
-def _runs(step: Step, *, optional: bool) -> bool:
-    """Try a step once; TorchJD may refuse a model, or need more memory than there is."""
-    try:
-        step()
-    except Exception:
-        if not optional:
-            raise
-        return False
-    return True
 
 
 def _objectives(case: Case) -> int:

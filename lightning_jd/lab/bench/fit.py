@@ -10,10 +10,11 @@ import torch
 
 from lightning_jd._folders import writable_folder
 from lightning_jd.errors import ArgumentError
-from lightning_jd.lab.bench._turns import Clock, in_turns
-from lightning_jd.lab.clock import Timing, ratio
-from lightning_jd.lab.console import console, progress_bar
+from lightning_jd.lab.bench._turns import in_turns
+from lightning_jd.lab.clock import Clock, Timing, ratio
+from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.report import Report, Value
+from lightning_jd.lab.threads import threads_of_torch
 from lightning_jd.lab.work.module import WorkModule
 from lightning_jd.lab.work.networks import Work, cnn, mlp, mlp_tasks
 
@@ -55,26 +56,18 @@ def fit(
         repeats: Timed steps of each kind.
         output: The folder for fit.json and fit.md.
     """
-    if threads < 1 or repeats < 1:
-        raise ArgumentError(
-            f"`threads` and `repeats` must be at least 1, got {threads} and {repeats}."
-        )
+    if repeats < 1:
+        raise ArgumentError(f"`repeats` must be at least 1, got {repeats}.")
     writable_folder(output)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        rows = []
+    rows = []
+    with threads_of_torch(threads):
         with progress_bar(total=len(_WORK)) as start:
             for name, build in _WORK.items():
                 start(name)
                 rows.append(measure(name, build, repeats, clock))
         note = f"Medians of {repeats} steps by the {clock} clock, {threads} threads."
         report = Report("fit", "A step inside of Trainer.fit", _COLUMNS, rows, (note,))
-    finally:
-        torch.set_num_threads(before)
-    report.print()
-    data, page = report.write(output)
-    console().print(f"Wrote {data} and {page}.")
+    report.publish(output)
 
 
 def measure(name: str, build: Callable[[], Work], repeats: int, clock: Clock) -> dict[str, Value]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Literal
-
-import torch
 
 from lightning_jd.engines import Objectives, Tape, named_parameters_of
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.lab.bench._compiled import compiled_ratio
-from lightning_jd.lab.clock import interleaved, ratio
-from lightning_jd.lab.console import console, progress_bar
+from lightning_jd.lab.clock import Clock, interleaved, ratio
+from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.environment import environment
 from lightning_jd.lab.gallery import GALLERY, GalleryCase
 from lightning_jd.lab.gallery.steps import (
@@ -22,8 +19,8 @@ from lightning_jd.lab.gallery.steps import (
     plain_step,
 )
 from lightning_jd.lab.report import Report, Value
+from lightning_jd.lab.threads import threads_of_torch
 
-Clock = Literal["wall", "cpu"]
 COMPILED = "compiled"
 _COMPILED_MUST = 1.2
 _CHECKED = 8  # instances of the check in float64: one backward pass each
@@ -68,15 +65,11 @@ def gallery(
             if they are there already.
     """
     chosen = _chosen(only)
-    if threads < 1 or repeats < 1:
-        raise ArgumentError(
-            f"`threads` and `repeats` must be at least 1, got {threads} and {repeats}."
-        )
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    if repeats < 1:
+        raise ArgumentError(f"`repeats` must be at least 1, got {repeats}.")
     rows = _earlier(output) if only else {}
     missing = [name for name in chosen if name in GALLERY and GALLERY[name].missing()]
-    try:
+    with threads_of_torch(threads):
         with progress_bar(total=len(chosen)) as start:
             for name in chosen:
                 start(name)
@@ -85,10 +78,7 @@ def gallery(
                 rows[name] = measure(name, repeats, clock)
                 _report(rows, clock, missing).write(output)  # what is measured survives Ctrl-C
         report = _report(rows, clock, missing)
-    finally:
-        torch.set_num_threads(before)
-    report.print()
-    console().print(f"Wrote {', '.join(map(str, report.write(output)))}.")
+    report.publish(output)
 
 
 def measure(name: str, repeats: int, clock: Clock) -> dict[str, Value]:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
+from lightning_jd._folders import writable_folder
 from lightning_jd.aggregators import Method, available, balancers, resolve
 from lightning_jd.core import backward
-from lightning_jd.errors import ArgumentError
-from lightning_jd.lab.clock import interleaved
-from lightning_jd.lab.console import console, progress_bar
+from lightning_jd.lab.clock import Clock, interleaved
+from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.report import Report, Value
+from lightning_jd.lab.threads import threads_of_torch
+from lightning_jd.lab.work.networks import TrunkAndHeads, mlp_layers
 
 _WIDTHS, _BATCH = (256, 512, 512), 128
 _ARGUMENTS: dict[str, Callable[[int], dict[str, object]]] = {
@@ -30,7 +29,7 @@ _ARGUMENTS: dict[str, Callable[[int], dict[str, object]]] = {
 
 def methods(
     threads: int = 2,
-    clock: Literal["wall", "cpu"] = "wall",
+    clock: Clock = "wall",
     tasks: Sequence[int] = (2, 8, 40),
     repeats: int = 20,
     output: Path = Path("results"),
@@ -49,59 +48,36 @@ def methods(
         repeats: Timed rounds.
         output: The folder for methods.json and methods.md.
     """
-    if threads < 1:
-        raise ArgumentError(f"`threads` must be at least 1, got {threads}.")
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    writable_folder(output)
+    with threads_of_torch(threads):
         found: dict[str, dict[str, Value]] = {}
         with progress_bar(total=len(tasks)) as start:
             for m in tasks:
                 start(f"{m} tasks")
                 for name, ratio in measure(m, repeats, clock).items():
                     found.setdefault(name, {"method": name})[str(m)] = ratio
-    finally:
-        torch.set_num_threads(before)
-    columns = {"method": "method"} | {str(m): f"{m} tasks" for m in tasks}
-    note = f"Plain steps ({clock} time), MLP trunk 256-512-512, batch 128, {repeats} rounds."
-    report = Report("methods", "The cost of a step, by method", columns, [*found.values()], (note,))
-    report.print()
-    written = report.write(output)
-    console().print(f"Wrote {', '.join(map(str, written))}.")
-
-
-class TrunkAndHeads(nn.Module):
-    """An MLP trunk and one linear head per task."""
-
-    def __init__(self, tasks: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for before, after in pairwise(_WIDTHS):
-            layers += [nn.Linear(before, after), nn.ReLU()]
-        self.trunk = nn.Sequential(*layers)
-        self.heads = nn.ModuleList(nn.Linear(_WIDTHS[-1], 1) for _ in range(tasks))
-
-    @override
-    def forward(self, x: Tensor) -> list[Tensor]:
-        """One output of shape (b,) per task."""
-        features = self.trunk(x)
-        return [head(features).squeeze(1) for head in self.heads]
+        columns = {"method": "method"} | {str(m): f"{m} tasks" for m in tasks}
+        note = f"Plain steps ({clock} time), MLP trunk 256-512-512, batch 128, {repeats} rounds."
+        title = "The cost of a step, by method"
+        report = Report("methods", title, columns, [*found.values()], (note,))
+    report.publish(output)
 
 
 def measure(
     tasks: int,
     repeats: int,
-    clock: Literal["wall", "cpu"],
+    clock: Clock,
     names: Sequence[str] | None = None,
 ) -> dict[str, float]:
     """The cost of a step in plain steps, by name of the method (all of them, unless given)."""
     torch.manual_seed(0)
-    model = TrunkAndHeads(tasks)
+    trunk = nn.Sequential(*mlp_layers(_WIDTHS))
+    model = TrunkAndHeads(trunk, _WIDTHS[-1], tasks, outputs=1)
     x, y = torch.randn(_BATCH, _WIDTHS[0]), torch.randn(_BATCH, tasks)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
     def errors() -> list[Tensor]:
-        return [(out - y[:, k]).square() for k, out in enumerate(model(x))]
+        return [(out[:, 0] - y[:, k]).square() for k, out in enumerate(model(x))]
 
     def plain() -> None:
         optimizer.zero_grad()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,10 +11,10 @@ from torch.nn import functional as F
 
 from lightning_jd._folders import writable_folder
 from lightning_jd.core import backward
-from lightning_jd.errors import ArgumentError
-from lightning_jd.lab.clock import Timing, interleaved
-from lightning_jd.lab.console import console, progress_bar
+from lightning_jd.lab.clock import Clock, Timing, interleaved
+from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.report import Report, Value
+from lightning_jd.lab.threads import threads_of_torch
 from lightning_jd.lab.work.paper import INPUT_SHAPES, paper_cnn
 from lightning_jd.metrics import ConflictSummary, conflict_summary
 
@@ -32,7 +31,7 @@ _COLUMNS = {
 
 def metrics(
     threads: int = 2,
-    clock: Literal["wall", "cpu"] = "wall",
+    clock: Clock = "wall",
     batch_size: int = 32,
     repeats: int = 40,
     output: Path = Path("results"),
@@ -51,24 +50,16 @@ def metrics(
         repeats: Timed rounds.
         output: The folder for metrics.json and metrics.md.
     """
-    if threads < 1:
-        raise ArgumentError(f"`threads` must be at least 1, got {threads}.")
     writable_folder(output)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of_torch(threads):
         with progress_bar(total=1) as start:
             start(f"{repeats} rounds")
             rows = measure(batch_size, repeats, clock)
         report = Report("metrics", "The cost of looking", _COLUMNS, rows, (_note(clock),))
-    finally:
-        torch.set_num_threads(before)
-    report.print()
-    written = report.write(output)
-    console().print(f"Wrote {', '.join(map(str, written))}.")
+    report.publish(output)
 
 
-def measure(batch_size: int, repeats: int, clock: Literal["wall", "cpu"]) -> list[dict[str, Value]]:
+def measure(batch_size: int, repeats: int, clock: Clock) -> list[dict[str, Value]]:
     """One line per way to look at a step."""
     torch.manual_seed(0)
     plain, losses, parameters = _training(batch_size)

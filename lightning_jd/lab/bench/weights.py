@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from lightning_jd._folders import writable_folder
 from lightning_jd.aggregators import GramianAggregator, resolve
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.lab.bench._gramians import FAMILIES
-from lightning_jd.lab.clock import Timing, interleaved, ratio
-from lightning_jd.lab.console import console, progress_bar
+from lightning_jd.lab.clock import Clock, Timing, interleaved, ratio
+from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.linalg import dual_cone_residuals, dual_cone_weights
 
@@ -69,7 +69,7 @@ def weights(
     methods: Sequence[str] = tuple(_OPPONENTS),
     repeats: int = 20,
     m1024: bool = True,
-    clock: Literal["wall", "cpu"] = "wall",
+    clock: Clock = "wall",
     output: str = "results",
 ) -> None:
     """Time the weights of each aggregator against TorchJD, and certify ours.
@@ -104,9 +104,7 @@ def weights(
     )
     title = "Weights from a Gramian, against TorchJD"
     report = Report("weights", title, _COLUMNS, rows, notes, brief=_ON_TERMINAL)
-    report.print()
-    data, page = report.write(output)
-    console().print(f"Wrote {data} and {page}.")
+    report.publish(output)
 
 
 def _cases(
@@ -131,7 +129,7 @@ def _cases(
     return list(every())
 
 
-def _measured(case: _Case, repeats: int, clock: Literal["wall", "cpu"]) -> dict[str, Value]:
+def _measured(case: _Case, repeats: int, clock: Clock) -> dict[str, Value]:
     G = FAMILIES[case.family](case.m)
     aggregator = resolve(case.method)
     assert isinstance(aggregator, GramianAggregator)

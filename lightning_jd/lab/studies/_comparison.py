@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lightning_jd.lab.console import console
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.statistics import standard_error
 from lightning_jd.lab.studies._curves import Curve, curves_of, draw_comparison
@@ -64,12 +63,10 @@ def publish(best: Best, crew: Crew, budget: Budget, folder: Path) -> None:
     for row in rows:
         row["steps"] = steps[str(row["method"])]
     report = Report("iwrm", title, _COLUMNS, rows, notes)
-    report.print()
-    data, page = report.write(folder)
     curves = {setting.label: curves_of(runs) for setting, runs in best.items()}
     table = write_curves(curves, folder / "curves.csv")
     figure = draw_comparison(curves, title, folder / "iwrm.png")
-    console().print(f"Wrote {data}, {page}, {table} and {figure}.")
+    report.publish(folder, table, figure)
 
 
 def _told(failures: Mapping[Run, str]) -> list[str]:

@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lightning_jd.lab.figure import new_figure, save_figure
 from lightning_jd.lab.statistics import standard_error
 from lightning_jd.lab.studies._run import Outcome, Run
 
@@ -64,8 +65,6 @@ def draw_comparison(curves: Mapping[str, Sequence[Curve]], title: str, path: Pat
         title: Above the panels.
         path: The PNG file to write.
     """
-    from matplotlib.figure import Figure
-
     reference = [label for label in curves if label.startswith(_SHOWN_EVERYWHERE)]
     others = [label for label in curves if label not in reference]
     colours: dict[str, Any] = dict(zip(reference, _REFERENCE_COLOURS, strict=False))
@@ -75,8 +74,7 @@ def draw_comparison(curves: Mapping[str, Sequence[Curve]], title: str, path: Pat
     groups = [[*reference, *group] for group in iter(lambda: list(islice(rest, each)), [])] or [
         reference
     ]
-    figure = Figure(figsize=(max(6.0, 4.6 * len(groups)), 7.5), layout="constrained")
-    figure.suptitle(title, fontsize="medium")
+    figure = new_figure(max(6.0, 4.6 * len(groups)), 7.5, title)
     panels = figure.subplots(2, len(groups), sharey="row", squeeze=False)
     for column, labels in enumerate(groups):
         for row, ylabel in enumerate(("training loss", "similarity to the SGD update")):
@@ -88,9 +86,7 @@ def draw_comparison(curves: Mapping[str, Sequence[Curve]], title: str, path: Pat
         panels[0][column].legend(fontsize="small")
     panels[0][0].set_yscale("log")
     panels[1][0].set_ylim(-0.05, 1.05)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    return path
+    return save_figure(figure, path)
 
 
 def _draw(axes: Any, curve: Curve, label: str, colour: Any) -> None:

@@ -6,21 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_jd.errors import MissingDependencyError
+from lightning_jd.lab.figure import new_figure, save_figure
 from lightning_jd.lab.statistics import power_of_ten, smooth_mean, standard_error
 from lightning_jd.lab.studies._run import Outcome, Run
-
-
-def check_matplotlib() -> None:
-    """Raise if there is nothing to draw with.
-
-    Raises:
-        MissingDependencyError: If ``matplotlib`` is not installed.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError.of("The figure", "matplotlib", "plot") from error
 
 
 def draw(
@@ -33,17 +21,13 @@ def draw(
         title: Above the four panels.
         path: The PNG file to write.
     """
-    check_matplotlib()
-    # The object interface: no global state, and no window on a machine without a screen.
+    figure = new_figure(11, 7.5, title)
     from matplotlib import colormaps
-    from matplotlib.figure import Figure
 
     regs = sorted(reg for reg in best if reg is not None)
     colours: dict[float | None, Any] = {None: "black"}
     for i, level in enumerate(regs):
         colours[level] = colormaps["viridis"](0.9 * i / max(1, len(regs) - 1))
-    figure = Figure(figsize=(11, 7.5), layout="constrained")
-    figure.suptitle(title)
     (areas, losses), (weights, harmed) = figure.subplots(2, 2)
     _area_panel(areas, best, regs, colours)
     panels: list[tuple[Any, str, Callable[[Outcome], list[float]]]] = [
@@ -61,9 +45,7 @@ def draw(
         axes.grid(alpha=0.3)
     losses.set_yscale("log")
     losses.legend(title="reg", fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    return path
+    return save_figure(figure, path)
 
 
 def _area_panel(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_jd.lab.figure import new_figure, save_figure
 from lightning_jd.lab.studies._quadratics import Quadratics, distance_to_curve
 
 _RESOLUTION = 80
@@ -23,12 +24,10 @@ def draw_paths(function: Quadratics, paths: Mapping[str, Tensor], path: Path) ->
         paths: Method to points, shape (starts, steps + 1, 2).
         path: The PNG file to write.
     """
-    from matplotlib.figure import Figure
-
     columns = -(-len(paths) // 2) if len(paths) > 6 else len(paths)
     blocks = -(-len(paths) // columns)
-    figure = Figure(figsize=(2.5 * columns, 4.9 * blocks), layout="constrained")
-    figure.suptitle(f"Trajectories on the {function.title}: parameters (above), values (below)")
+    title = f"Trajectories on the {function.title}: parameters (above), values (below)"
+    figure = new_figure(2.5 * columns, 4.9 * blocks, title)
     panels = figure.subplots(2 * blocks, columns, squeeze=False)
     for axes in panels.flat:
         axes.set_axis_off()
@@ -49,9 +48,7 @@ def draw_paths(function: Quadratics, paths: Mapping[str, Tensor], path: Path) ->
         _draw_plane(below, distances, value_limits, "Blues", (0, float(distances.max())))
         _draw_lines(above, points, curve)
         _draw_lines(below, values[name], function.values(curve))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
-    return path
+    return save_figure(figure, path, dpi=90)
 
 
 def _limits(points: Tensor) -> list[tuple[float, float]]:

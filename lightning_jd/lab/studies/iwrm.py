@@ -6,8 +6,8 @@ from functools import partial
 from lightning_jd._folders import writable_folder
 from lightning_jd.errors import ArgumentError
 from lightning_jd.lab.console import progress_bar
+from lightning_jd.lab.figure import check_matplotlib
 from lightning_jd.lab.studies._comparison import publish
-from lightning_jd.lab.studies._figure import check_matplotlib
 from lightning_jd.lab.studies._rates import Budget, best_runs
 from lightning_jd.lab.studies._run import Optimizer, Run
 from lightning_jd.lab.studies._settings import (

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from lightning_jd._folders import writable_folder
 from lightning_jd.errors import ArgumentError
-from lightning_jd.lab.console import console, progress_bar
+from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.data import Images, load, paper_subset
+from lightning_jd.lab.figure import check_matplotlib
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.statistics import standard_error
-from lightning_jd.lab.studies._figure import check_matplotlib, draw
+from lightning_jd.lab.studies._figure import draw
 from lightning_jd.lab.studies._run import Outcome, Run
 from lightning_jd.lab.studies._search import COARSE, best_exponent, learning_rate
 from lightning_jd.lab.studies._settings import check_epochs
@@ -140,10 +141,7 @@ def _publish(best: Best, dataset: str, output: Path) -> None:
     )
     title = f"UPGrad on {dataset.upper()}: what the regularisation does to training"
     report = Report("regularisation", title, _COLUMNS, rows, notes)
-    report.print()
-    data, page = report.write(output)
-    figure = draw(best, title, output / "regularisation.png")
-    console().print(f"Wrote {data}, {page} and {figure}.")
+    report.publish(output, draw(best, title, output / "regularisation.png"))
 
 
 def _row(runs: list[tuple[Run, Outcome]]) -> dict[str, Value]:

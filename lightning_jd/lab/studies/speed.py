@@ -1,10 +1,9 @@
 """``lightning-jd speed``: the paper's table of seconds per epoch, on this machine."""
 
 import importlib.util
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback
@@ -12,11 +11,12 @@ from typing_extensions import override
 
 from lightning_jd._folders import writable_folder
 from lightning_jd.errors import ArgumentError
-from lightning_jd.lab.clock import Timing, ratio
-from lightning_jd.lab.console import console, progress_bar
+from lightning_jd.lab.clock import CLOCKS, Clock, Timing, ratio
+from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.store import Lines
 from lightning_jd.lab.studies._settings import PAPER_AGGREGATORS, Setting, names_of
+from lightning_jd.lab.threads import threads_of_torch
 from lightning_jd.lab.trainer import bare_trainer, quiet
 from lightning_jd.lab.work.module import WorkModule
 from lightning_jd.lab.work.networks import Work, cnn
@@ -24,8 +24,6 @@ from lightning_jd.lab.work.paper import INPUT_SHAPES, Architecture
 from lightning_jd.lab.work.steps import make_step
 from lightning_jd.surfaces.lightning_pytorch import JacobianDescent
 
-Clock = Literal["wall", "cpu"]
-_NOW = {"wall": time.perf_counter, "cpu": time.process_time}
 _STEPS_PER_EPOCH = 32  # 1,024 images in batches of 32
 _WARMUP = 2
 _SGD = "SGD"
@@ -80,17 +78,14 @@ def speed(
         output: The folder for the results.
     """
     aggregators = names_of(aggregators)
-    if min(repeats, steps, threads) < 1 or not architectures or not aggregators:
+    if min(repeats, steps) < 1 or not architectures or not aggregators:
         raise ArgumentError(
-            "`repeats`, `steps` and `threads` must be at least 1, and `architectures` and "
-            f"`aggregators` not empty, got {repeats}, {steps}, {threads}, {list(architectures)} "
-            f"and {list(aggregators)}."
+            "`repeats` and `steps` must be at least 1, and `architectures` and `aggregators` not "
+            f"empty, got {repeats}, {steps}, {list(architectures)} and {list(aggregators)}."
         )
     with_torchjd = torchjd and importlib.util.find_spec("torchjd") is not None
     kept = _Rounds(writable_folder(output) / "rounds.jsonl")
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of_torch(threads):
         with progress_bar(total=len(architectures) * repeats) as start:
             found = {}
             for name in architectures:
@@ -106,11 +101,7 @@ def speed(
             f"no such method. UPGrad is to be at most {_MUST} everywhere.",
         )
         report = Report("speed", _TITLE, _columns(architectures), _rows(found, aggregators), notes)
-    finally:
-        torch.set_num_threads(before)
-    report.print()
-    data, page = report.write(output)
-    console().print(f"Wrote {data} and {page}.")
+    report.publish(output)
 
 
 _TITLE = "Seconds per epoch inside of Trainer.fit, as ratios to SGD"
@@ -136,7 +127,7 @@ def in_turns(
 def _seconds_per_epoch(
     module: WorkModule, callbacks: list[Callback], steps: int, clock: Clock
 ) -> float:
-    batches = _Stopwatch(steps, _NOW[clock])
+    batches = _Stopwatch(steps, CLOCKS[clock])
     with quiet():
         bare_trainer(1, callbacks).fit(module, batches)
     return _STEPS_PER_EPOCH * sum(batches.durations[_WARMUP:]) / steps

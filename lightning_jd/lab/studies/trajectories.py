@@ -11,10 +11,10 @@ from torch import Tensor
 
 from lightning_jd._folders import writable_folder
 from lightning_jd.errors import ArgumentError
-from lightning_jd.lab.console import console, progress_bar
+from lightning_jd.lab.console import progress_bar
+from lightning_jd.lab.figure import check_matplotlib
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.store import Lines
-from lightning_jd.lab.studies._figure import check_matplotlib
 from lightning_jd.lab.studies._paths_figure import draw_paths
 from lightning_jd.lab.studies._quadratics import (
     CONVEX_FORM,
@@ -110,13 +110,11 @@ def trajectories(
     )
     title = "Trajectories of Jacobian descent on two quadratic functions"
     report = Report("trajectories", title, _COLUMNS, rows, notes)
-    report.print()
     written = [
-        *report.write(folder),
         _write_points(SCENES, paths, folder / "trajectories.csv"),
         *(draw_paths(s.function, paths[s.name], folder / f"{s.name}.png") for s in SCENES),
     ]
-    console().print(f"Wrote {', '.join(map(str, written))}.")
+    report.publish(folder, *written)
 
 
 @dataclass(frozen=True)

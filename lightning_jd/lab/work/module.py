@@ -4,10 +4,9 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.lab.work.networks import Work
+from lightning_jd.lab.work.networks import Work, mean_of
 
 
 class WorkModule(LightningModule):
@@ -30,8 +29,3 @@ class WorkModule(LightningModule):
     @override
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=1e-3)
-
-
-def mean_of(losses: Tensor | list[Tensor]) -> Tensor:
-    """The mean over instances, or over tasks."""
-    return (torch.stack(losses) if isinstance(losses, list) else losses).mean()

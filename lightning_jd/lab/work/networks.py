@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_jd.lab.work.paper import INPUT_SHAPES, Architecture, paper_cnn
+from lightning_jd.lab.work.paper import INPUT_SHAPES, Architecture, narrow_paper_cnn, paper_cnn
 
 CLASSES = 10
 
@@ -45,13 +46,20 @@ class Work:
         return nn.functional.cross_entropy(scores, self.y, reduction="none")
 
 
-class TrunkAndHeads(nn.Module):
-    """One body, and a linear classifier on top of it for each task."""
+def mean_of(losses: Tensor | list[Tensor]) -> Tensor:
+    """The loss of plain training: the mean over instances, or over tasks."""
+    return (torch.stack(losses) if isinstance(losses, list) else losses).mean()
 
-    def __init__(self, trunk: nn.Sequential, width: int, tasks: int) -> None:
+
+class TrunkAndHeads(nn.Module):
+    """One body, and a linear layer on top of it for each task."""
+
+    def __init__(
+        self, trunk: nn.Sequential, width: int, tasks: int, outputs: int = CLASSES
+    ) -> None:
         super().__init__()
         self.trunk = trunk
-        self.heads = nn.ModuleList(nn.Linear(width, CLASSES) for _ in range(tasks))
+        self.heads = nn.ModuleList(nn.Linear(width, outputs) for _ in range(tasks))
         self.features = torch.empty(0)
 
     @override
@@ -63,19 +71,19 @@ class TrunkAndHeads(nn.Module):
 class _Block(nn.Module):
     """Two convolutions with GroupNorm and a shortcut."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int = 1, groups: int = 32) -> None:
         super().__init__()
         self.body = nn.Sequential(
             nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
-            nn.GroupNorm(32, outputs),
+            nn.GroupNorm(groups, outputs),
             nn.ReLU(inplace=True),
             nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
-            nn.GroupNorm(32, outputs),
+            nn.GroupNorm(groups, outputs),
         )
         self.shortcut = nn.Sequential()
         if stride > 1:
             project = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(project, nn.GroupNorm(32, outputs))
+            self.shortcut = nn.Sequential(project, nn.GroupNorm(groups, outputs))
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -104,9 +112,14 @@ def cnn(name: Architecture, batch: int = 32) -> Work:
     return _work(paper_cnn(name), batch, *INPUT_SHAPES[name])
 
 
+def narrow_cnn(batch: int, width: int, *, grouped: bool) -> Work:
+    """The layers of the paper's networks at another width, on images of 16x16."""
+    return _work(narrow_paper_cnn(width, grouped=grouped), batch, 3, 16, 16)
+
+
 def mlp(batch: int, width: int = 1024, hidden: int = 2, inputs: int = 784) -> Work:
     """Linear layers with ReLU: inputs, ``hidden`` times ``width``, classes."""
-    body = _mlp_body(inputs, width, hidden)
+    body = mlp_layers([inputs, *[width] * hidden])
     return _work(nn.Sequential(*body, nn.Linear(width, CLASSES)), batch, inputs)
 
 
@@ -120,15 +133,22 @@ def resnet18(batch: int = 32) -> Work:
     return _work(model, batch, 3, 32, 32)
 
 
+def resnet_block(batch: int = 32, width: int = 64, size: int = 16) -> Work:
+    """One block of a ResNet with GroupNorm, on feature maps, and a classifier."""
+    top = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, CLASSES)]
+    model = nn.Sequential(_Block(width, width, groups=width // 2), *top)
+    return _work(model, batch, width, size, size)
+
+
 def transformer(batch: int = 32, width: int = 128, layers: int = 4, length: int = 64) -> Work:
     """A transformer encoder with four heads."""
     return _work(Transformer(width, layers), batch, length, width)
 
 
-def mlp_tasks(tasks: int, batch: int = 64, width: int = 1024) -> Work:
+def mlp_tasks(tasks: int, batch: int = 64, width: int = 1024, inputs: int = 784) -> Work:
     """The trunk of :func:`mlp` and a head per task."""
-    trunk = nn.Sequential(*_mlp_body(784, width, 2))
-    return _work(TrunkAndHeads(trunk, width, tasks), batch, 784)
+    trunk = nn.Sequential(*mlp_layers([inputs, width, width]))
+    return _work(TrunkAndHeads(trunk, width, tasks), batch, inputs)
 
 
 def cnn_tasks(tasks: int, batch: int = 64, name: Architecture = "cifar10") -> Work:
@@ -139,8 +159,8 @@ def cnn_tasks(tasks: int, batch: int = 64, name: Architecture = "cifar10") -> Wo
     return _work(heads, batch, *INPUT_SHAPES[name])
 
 
-def _mlp_body(inputs: int, width: int, hidden: int) -> list[nn.Module]:
-    sizes = [inputs, *[width] * hidden]
+def mlp_layers(sizes: Sequence[int]) -> list[nn.Module]:
+    """Linear layers between the sizes, each with a ReLU behind it."""
     return [module for a, b in pairwise(sizes) for module in (nn.Linear(a, b), nn.ReLU())]
 
 

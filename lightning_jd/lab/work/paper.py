@@ -87,6 +87,18 @@ def paper_cnn(name: Architecture) -> nn.Sequential:
     )
 
 
+def narrow_paper_cnn(width: int, *, grouped: bool) -> nn.Sequential:
+    """The layers of CIFAR-10's network, with few channels, for images of 3x16x16.
+
+    Args:
+        width: The number of channels, and of hidden units.
+        grouped: Whether the last two convolutions have groups, as on CIFAR-10, or not, as on MNIST.
+    """
+    groups = (1, width, width) if grouped else (1, 1, 1)
+    body = _early_activation(3, (width, width, width), groups)
+    return nn.Sequential(*body, *_classifier(width, width))
+
+
 def _early_activation(
     channels: int, widths: tuple[int, int, int], groups: tuple[int, int, int]
 ) -> list[nn.Module]:

@@ -12,7 +12,7 @@ from torch import nn
 from lightning_jd.aggregators import resolve
 from lightning_jd.core import backward
 from lightning_jd.errors import UnknownNameError
-from lightning_jd.lab.work.networks import TrunkAndHeads, Work
+from lightning_jd.lab.work.networks import TrunkAndHeads, Work, mean_of
 
 Step = Callable[[], None]
 OPPONENTS = ("autogram", "autojac")  # TorchJD's two engines
@@ -31,6 +31,26 @@ _WEIGHTINGS = {
 }
 _AGGREGATORS = {"mean": "Mean", "upgrad": "UPGrad", "graddrop": "GradDrop"}
 _OPTIONS: dict[str, dict[str, float]] = {"cagrad": {"c": 0.5}}
+
+
+def working_step(engine: str, build: Callable[[], Work], aggregator: str) -> Step | None:
+    """Build a step from seed 0 and try it once.
+
+    Returns:
+        The step, or ``None`` if the engine is TorchJD's and is not installed, refuses the model, or
+        needs more memory than there is.
+    """
+    torch.manual_seed(0)
+    step = make_step(engine, build(), aggregator)
+    if step is None:
+        return None
+    try:
+        step()
+    except Exception:
+        if engine not in OPPONENTS:
+            raise
+        return None
+    return step
 
 
 def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
@@ -70,8 +90,7 @@ def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
 
 def _plain(work: Work) -> None:
     work.model.zero_grad(set_to_none=True)
-    losses = work.losses()
-    (torch.stack(losses) if isinstance(losses, list) else losses).mean().backward()
+    mean_of(work.losses()).backward()
 
 
 def _autogram(work: Work, aggregator: str) -> Step:

@@ -103,7 +103,7 @@ def test_a_part_of_the_table_is_measured_again(tmp_path: Path) -> None:
 def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="fastt"):
         gallery(only=["fastt"], output=tmp_path)
-    with pytest.raises(ArgumentError, match="`threads` and `repeats` must be at least 1"):
+    with pytest.raises(ArgumentError, match="`repeats` must be at least 1, got 0"):
         gallery(repeats=0, output=tmp_path)
     with pytest.raises(MissingDependencyError, match=r"lightning-jd\[gallery\]"):
         gallery(only=["absent"], output=tmp_path)

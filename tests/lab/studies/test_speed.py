@@ -65,7 +65,7 @@ def test_the_paper_timed_every_aggregator() -> None:
 
 @pytest.mark.parametrize("arguments", [{"repeats": 0}, {"steps": 0}, {"aggregators": []}])
 def test_nothing_to_time_is_refused(arguments: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"`repeats`, `steps` and `threads` must be at least 1"):
+    with pytest.raises(ArgumentError, match=r"`repeats` and `steps` must be at least 1"):
         small(tmp_path, **arguments)
 
 
