@@ -11,6 +11,7 @@ from lightning_jd.lab.studies._curves import Curve, curves_of, draw_comparison
 from lightning_jd.lab.studies._rates import Budget
 from lightning_jd.lab.studies._run import Outcome, Run
 from lightning_jd.lab.studies._settings import Setting
+from lightning_jd.lab.studies._store import Runs
 from lightning_jd.lab.studies._workers import Crew
 
 #: Setting to the run at the best learning rate of each seed.
@@ -59,7 +60,7 @@ def publish(best: Best, crew: Crew, budget: Budget, folder: Path) -> None:
         *_told(crew.failures),
     ]
     rows = compared(best)
-    steps = {s.label: crew.store.steps(s.aggregator, s.reg) for s in best}
+    steps = {s.label: _steps(crew.store, s) for s in best}
     for row in rows:
         row["steps"] = steps[str(row["method"])]
     report = Report("iwrm", title, _COLUMNS, rows, notes)
@@ -67,6 +68,15 @@ def publish(best: Best, crew: Crew, budget: Budget, folder: Path) -> None:
     table = write_curves(curves, folder / "curves.csv")
     figure = draw_comparison(curves, title, folder / "iwrm.png")
     report.publish(folder, table, figure)
+
+
+def _steps(store: Runs, setting: Setting) -> int:
+    """How many training steps all runs of a setting have taken together."""
+    return sum(
+        len(outcome.losses)
+        for run, outcome in store.items()
+        if (run.aggregator, run.reg) == (setting.aggregator, setting.reg)
+    )
 
 
 def _told(failures: Mapping[Run, str]) -> list[str]:

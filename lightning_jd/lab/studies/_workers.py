@@ -20,7 +20,7 @@ from lightning_jd.lab.data import Images, load, paper_subset
 from lightning_jd.lab.studies._rates import Trained
 from lightning_jd.lab.studies._run import Outcome, Run
 from lightning_jd.lab.studies._settings import Setting
-from lightning_jd.lab.studies._store import Store
+from lightning_jd.lab.studies._store import Runs, stored_runs
 from lightning_jd.lab.studies._training import train
 from lightning_jd.lab.work.paper import ARCHITECTURES
 
@@ -39,7 +39,7 @@ class Crew:
         announce: Called with a description when a run is finished.
     """
 
-    def __init__(self, store: Store, trained: Trained, announce: Callable[[str], None]) -> None:
+    def __init__(self, store: Runs, trained: Trained, announce: Callable[[str], None]) -> None:
         self.store, self._trained, self._announce = store, trained, announce
         self._lock = threading.Lock()
         #: Runs that raised, and what.
@@ -96,7 +96,7 @@ def crew(
     split = load(dataset, folder)  # also before other processes do: one clear message, not many
     paper_subset(split, seed=1, size=size)
     if workers == 1:
-        yield Crew(Store(store), _Trainer(split), announce)
+        yield Crew(stored_runs(store), _Trainer(split), announce)
         return
     pool = ProcessPoolExecutor(
         workers,
@@ -109,7 +109,7 @@ def crew(
         with _ctrl_c_put_off():
             for _ in range(workers):
                 pool.submit(_ready)
-        yield Crew(Store(store), lambda *job: pool.submit(_work, *job).result(), announce)
+        yield Crew(stored_runs(store), lambda *job: pool.submit(_work, *job).result(), announce)
     finally:
         # What is running is lost, what is finished is in the store.
         processes = list((pool._processes or {}).values())

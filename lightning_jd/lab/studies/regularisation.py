@@ -16,7 +16,7 @@ from lightning_jd.lab.studies._figure import draw
 from lightning_jd.lab.studies._run import Outcome, Run
 from lightning_jd.lab.studies._search import COARSE, best_exponent, learning_rate
 from lightning_jd.lab.studies._settings import check_epochs
-from lightning_jd.lab.studies._store import Store
+from lightning_jd.lab.studies._store import Runs, stored_runs
 from lightning_jd.lab.studies._training import train
 from lightning_jd.lab.work.paper import ARCHITECTURES, EPOCHS
 
@@ -72,7 +72,7 @@ def regularisation(
     check_epochs(epochs)
     check_matplotlib()  # before the work, not after it
     split = load(dataset, data)
-    store = Store(writable_folder(output) / "runs.jsonl")
+    store = stored_runs(writable_folder(output) / "runs.jsonl")
     first = Run(dataset, "mean", None, 1.0, seed=1, epochs=epochs or EPOCHS[dataset], size=size)
     with progress_bar(total=seeds * (1 + len(regs)) * (3 + 2 * halvings)) as start:
         best = _best_runs(first, regs, seeds, halvings, _Trainer(split, store, start))
@@ -82,7 +82,7 @@ def regularisation(
 class _Trainer:
     """Gives the outcome of a run, from the store if it is there."""
 
-    def __init__(self, split: Images, store: Store, start: Callable[[str], None]) -> None:
+    def __init__(self, split: Images, store: Runs, start: Callable[[str], None]) -> None:
         self._split, self._store, self._start = split, store, start
 
     def __call__(self, run: Run) -> Outcome:

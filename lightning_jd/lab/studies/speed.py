@@ -1,7 +1,9 @@
 """``lightning-jd speed``: the paper's table of seconds per epoch, on this machine."""
 
 import importlib.util
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from lightning_jd.errors import ArgumentError
 from lightning_jd.lab.clock import CLOCKS, Clock, Timing, ratio
 from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.report import Report, Value
-from lightning_jd.lab.store import Lines
+from lightning_jd.lab.store import Store
 from lightning_jd.lab.studies._settings import PAPER_AGGREGATORS, Setting, names_of
 from lightning_jd.lab.threads import threads_of_torch
 from lightning_jd.lab.trainer import bare_trainer, quiet
@@ -84,15 +86,17 @@ def speed(
             f"empty, got {repeats}, {steps}, {list(architectures)} and {list(aggregators)}."
         )
     with_torchjd = torchjd and importlib.util.find_spec("torchjd") is not None
-    kept = _Rounds(writable_folder(output) / "rounds.jsonl")
+    kept = _rounds(writable_folder(output) / "rounds.jsonl")
     with threads_of_torch(threads):
         with progress_bar(total=len(architectures) * repeats) as start:
             found = {}
             for name in architectures:
-                key = [name, list(aggregators), repeats, steps, threads, clock, with_torchjd]
+                settings = [repeats, steps, threads, clock, with_torchjd]
+                key = json.dumps([name, list(aggregators), *settings])
                 if key not in kept:
                     candidates = _candidates(name, aggregators, with_torchjd)
-                    kept[key] = in_turns(candidates, repeats, steps, clock, lambda n=name: start(n))  # type: ignore[misc]
+                    announce = partial(start, name)
+                    kept.add(key, in_turns(candidates, repeats, steps, clock, announce))
                 found[name] = kept[key]
         notes = (
             f"Ratios to SGD, medians of {repeats} rounds of {steps} steps by the {clock} clock, "
@@ -200,28 +204,21 @@ def _torchjd_step(work: Work, aggregator: str) -> Callable[[], None] | None:
         return None
 
 
-class _Rounds:
-    """What was timed, by everything that the numbers depend on."""
+#: Everything that the numbers depend on, as JSON, to the timings by name.
+_Rounds = Store[str, dict[str, Timing]]
 
-    def __init__(self, path: Path) -> None:
-        self._lines = Lines(path)
-        self._known: list[tuple[list[Any], dict[str, list[float]]]] = []
-        for number, entry in enumerate(self._lines.read(), start=1):
-            if not (isinstance(entry, list) and len(entry) == 2):
-                raise self._lines.foreign(number, ValueError("not a pair"))
-            self._known.append((entry[0], entry[1]))
 
-    def __contains__(self, key: list[Any]) -> bool:
-        return any(known == key for known, _ in self._known)
+def _rounds(path: Path) -> _Rounds:
+    return Store(path, _written, _read)
 
-    def __getitem__(self, key: list[Any]) -> dict[str, Timing]:
-        samples = next(samples for known, samples in self._known if known == key)
-        return {name: Timing(tuple(durations)) for name, durations in samples.items()}
 
-    def __setitem__(self, key: list[Any], found: Mapping[str, Timing]) -> None:
-        samples = {name: list(timing.samples) for name, timing in found.items()}
-        self._known.append((key, samples))
-        self._lines.append([key, samples])
+def _written(key: str, found: Mapping[str, Timing]) -> Any:
+    return [json.loads(key), {name: list(timing.samples) for name, timing in found.items()}]
+
+
+def _read(entry: Any) -> tuple[str, dict[str, Timing]]:
+    key, samples = entry
+    return json.dumps(key), {name: Timing(tuple(found)) for name, found in samples.items()}
 
 
 def _columns(architectures: Sequence[Architecture]) -> dict[str, str]:

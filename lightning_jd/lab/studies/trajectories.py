@@ -14,7 +14,7 @@ from lightning_jd.errors import ArgumentError
 from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.figure import check_matplotlib
 from lightning_jd.lab.report import Report, Value
-from lightning_jd.lab.store import Lines
+from lightning_jd.lab.store import Store
 from lightning_jd.lab.studies._paths_figure import draw_paths
 from lightning_jd.lab.studies._quadratics import (
     CONVEX_FORM,
@@ -89,7 +89,7 @@ def trajectories(
     check_matplotlib()
     settings = settings_of(aggregators, (0.0,))  # the definition: nothing is regularised
     folder = writable_folder(output)
-    kept = _Kept(folder / "paths.jsonl")
+    store = _stored_paths(folder / "paths.jsonl")
     rows: list[dict[str, Value]] = []
     paths: dict[str, dict[str, Tensor]] = {}
     with progress_bar(total=len(SCENES) * len(settings)) as start:
@@ -98,7 +98,7 @@ def trajectories(
             for setting in settings:
                 name = _label(setting)
                 start(f"{scene.name} {name}")
-                found = kept(scene, setting, seed)
+                found = _followed(store, scene, setting, seed)
                 paths[scene.name][name] = found.points
                 rows.append(_row(scene, name, found))
     notes = (
@@ -147,28 +147,25 @@ def follow(scene: Scene, setting: Setting, seed: int = 0) -> Followed:
     return Followed(torch.stack(paths), worst)
 
 
-class _Kept:
-    """Follows a setting, unless an earlier start of the command has done so."""
+def _stored_paths(path: Path) -> Store[str, Followed]:
+    return Store(path, _written, _read)
 
-    def __init__(self, path: Path) -> None:
-        self._lines = Lines(path)
-        entries = enumerate(self._lines.read(), start=1)
-        self._known = dict(self._parsed(entry, number) for number, entry in entries)
 
-    def __call__(self, scene: Scene, setting: Setting, seed: int) -> Followed:
-        what = f"{scene.name} {setting} from {scene.starts}, {scene.steps} x {scene.lr}, {seed}"
-        if what not in self._known:
-            found = self._known[what] = follow(scene, setting, seed)
-            entry = {"what": what, "worst_cosine": found.worst_cosine}
-            self._lines.append(entry | {"points": found.points.tolist()})
-        return self._known[what]
+def _written(what: str, found: Followed) -> Any:
+    return {"what": what, "worst_cosine": found.worst_cosine, "points": found.points.tolist()}
 
-    def _parsed(self, entry: Any, number: int) -> tuple[str, Followed]:
-        try:
-            points = torch.tensor(entry["points"], dtype=torch.float64)
-            return entry["what"], Followed(points, entry["worst_cosine"])
-        except (KeyError, TypeError) as error:
-            raise self._lines.foreign(number, error) from error
+
+def _read(entry: Any) -> tuple[str, Followed]:
+    points = torch.tensor(entry["points"], dtype=torch.float64)
+    return entry["what"], Followed(points, entry["worst_cosine"])
+
+
+def _followed(store: Store[str, Followed], scene: Scene, setting: Setting, seed: int) -> Followed:
+    """Follow a setting, unless an earlier start of the command has done so."""
+    what = f"{scene.name} {setting} from {scene.starts}, {scene.steps} x {scene.lr}, {seed}"
+    if what not in store:
+        store.add(what, follow(scene, setting, seed))
+    return store[what]
 
 
 def _worst_cosine(J: Tensor, d: Tensor) -> float:

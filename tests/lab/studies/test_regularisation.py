@@ -10,7 +10,7 @@ import pytest
 from lightning_jd.errors import ArgumentError, MissingDependencyError
 from lightning_jd.lab.studies import regularisation as module
 from lightning_jd.lab.studies._run import Outcome, Run
-from lightning_jd.lab.studies._store import Store
+from lightning_jd.lab.studies._store import stored_runs
 from lightning_jd.lab.studies.regularisation import regularisation
 
 RUN = Run("mnist", "upgrad", 1e-4, 0.05, seed=1, epochs=2, size=16, batch=8)
@@ -56,7 +56,7 @@ def test_an_interrupted_study_keeps_what_is_finished(
     monkeypatch.setattr(module, "train", fake)
     with pytest.raises(KeyboardInterrupt):
         small(folder)
-    store = Store(folder / "out" / "runs.jsonl")
+    store = stored_runs(folder / "out" / "runs.jsonl")
     assert len(store) == 3
     assert all(run in store for run in finished)
 
@@ -64,25 +64,25 @@ def test_an_interrupted_study_keeps_what_is_finished(
 def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     outcome = Outcome([1.0], [1.0], [1.0], [0.0], [0.0])
-    Store(path).add(RUN, outcome)
+    stored_runs(path).add(RUN, outcome)
     path.write_text(path.read_text() + '{"run": {"datas')
-    store = Store(path)
+    store = stored_runs(path)
     assert len(store) == 1
     other = Run("mnist", "mean", None, 0.1, seed=1, epochs=1)
     store.add(other, outcome)
-    assert Store(path)[other] == outcome
+    assert stored_runs(path)[other] == outcome
 
 
 def test_a_diverged_run_survives_the_file(tmp_path: Path) -> None:
-    Store(tmp_path / "runs.jsonl").add(RUN, Outcome([], [], [], [], [], "diverged"))
-    assert Store(tmp_path / "runs.jsonl")[RUN].area == float("inf")
+    stored_runs(tmp_path / "runs.jsonl").add(RUN, Outcome([], [], [], [], [], "diverged"))
+    assert stored_runs(tmp_path / "runs.jsonl")[RUN].area == float("inf")
 
 
 def test_a_foreign_file_is_not_taken_for_results(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text('{"something": "else"}\n')
     with pytest.raises(ArgumentError, match=r"line 1 of .*runs.jsonl is not one .*another folder"):
-        Store(path)
+        stored_runs(path)
 
 
 @pytest.mark.parametrize("arguments", [{"seeds": 0}, {"regs": []}])
