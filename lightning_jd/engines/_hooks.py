@@ -105,7 +105,13 @@ class HookWatch:
         ]
 
     def _in(self, table: dict[Any, Any]) -> list[int]:
-        return [key for key in tuple(table) if type(key) is int and key in self._hooks]
+        # Other tables have numbers as keys too, such as the tasks of a progress bar by their
+        # number, which a thread draws meanwhile: what cannot be called is no hook.
+        return [
+            key
+            for key in tuple(table)
+            if type(key) is int and key in self._hooks and callable(table.get(key))
+        ]
 
     @contextmanager
     def watched(self) -> Iterator[None]:

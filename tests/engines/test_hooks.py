@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from lightning_jd import backward
 from lightning_jd.engines.tape.plan._cache import forget
@@ -127,6 +128,19 @@ def test_tables_of_hooks_are_left_as_they_were() -> None:
     before = dict(h._backward_hooks or {})
     backward(model.second(h).square().sum(dim=1), model, "mean", retain_graph=True)
     assert dict(h._backward_hooks or {}) == before
+
+
+def test_tables_of_others_are_not_touched_meanwhile() -> None:
+    model = Hooked()
+    forget()
+    tasks: dict[int, object] = {}  # of a progress bar, say, by numbers that hooks have too
+    seen: list[object] = []
+    model.on_activation = lambda gradient: seen.extend(tasks.values())
+    for _ in range(2):
+        tasks[RemovableHandle.next_id] = ["a task"]
+        backward(model(X), model, "mean")
+    assert len(seen) >= 2
+    assert all(task == ["a task"] for task in seen)
 
 
 def _activation_gradients(model: Hooked) -> list[Tensor]:
