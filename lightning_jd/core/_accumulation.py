@@ -1,7 +1,7 @@
 """One update from the rows of several pieces: micro-batches, processes, or both.
 
 It equals the update of one process on the whole batch. No process holds the Jacobian of all rows:
-see :mod:`lightning_jd.core._exchange`.
+see :mod:`lightning_jd.core.processes._exchange`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,7 @@ from torch import Tensor
 
 from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, Method
 from lightning_jd.core._answers import check_values
-from lightning_jd.core._delivery import COMPLETE, Delivery, delivered
 from lightning_jd.core._groups import Groups, split_into_groups
-from lightning_jd.core._kept_rows import KeptRows
-from lightning_jd.core._layout import Layout
-from lightning_jd.core._live_rows import LiveRows
-from lightning_jd.core._nonfinite import nonfinite_error, without
-from lightning_jd.core._pool import Pool
 from lightning_jd.core._pooled_routes import (
     ByFeatures,
     ByGramian,
@@ -27,10 +21,16 @@ from lightning_jd.core._pooled_routes import (
     ByValues,
     PooledRoute,
 )
-from lightning_jd.core._reach import Reach
 from lightning_jd.core._report import Report, total_gramian
 from lightning_jd.core._routes import Progress
 from lightning_jd.core._update import Update, nothing_reached
+from lightning_jd.core.processes._delivery import COMPLETE, Delivery, delivered
+from lightning_jd.core.processes._layout import Layout
+from lightning_jd.core.processes._pool import Pool
+from lightning_jd.core.processes._selection import Reach
+from lightning_jd.core.rows._kept import KeptRows
+from lightning_jd.core.rows._live import LiveRows
+from lightning_jd.core.rows._nonfinite import nonfinite_error, without
 from lightning_jd.engines import (
     NamedParameters,
     Objectives,

@@ -12,15 +12,15 @@ from typing_extensions import override
 
 from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, Step
 from lightning_jd.core._answers import direction_from, weights_from
-from lightning_jd.core._delivery import Delivery
-from lightning_jd.core._exchange import all_at_first
-from lightning_jd.core._features import check_overlap, features_gramian
-from lightning_jd.core._kept_rows import KeptRows
-from lightning_jd.core._layout import Layout
-from lightning_jd.core._live_rows import LiveRows
-from lightning_jd.core._local_rows import LocalRows, per_parameter
-from lightning_jd.core._pool import Pool
 from lightning_jd.core._report import GroupReport
+from lightning_jd.core.processes._delivery import Delivery
+from lightning_jd.core.processes._exchange import all_at_first
+from lightning_jd.core.processes._layout import Layout
+from lightning_jd.core.processes._pool import Pool
+from lightning_jd.core.rows._base import LocalRows, per_parameter
+from lightning_jd.core.rows._features import check_overlap, features_gramian
+from lightning_jd.core.rows._kept import KeptRows
+from lightning_jd.core.rows._live import LiveRows
 from lightning_jd.engines import NamedParameters, column_count
 from lightning_jd.errors import GraphError
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, Method, Step
 from lightning_jd.core._answers import direction_from, weights_from
-from lightning_jd.core._features import check_overlap, features_gramian
-from lightning_jd.core._local_rows import per_parameter
 from lightning_jd.core._report import GroupReport
+from lightning_jd.core.rows._base import per_parameter
+from lightning_jd.core.rows._features import check_overlap, features_gramian
 from lightning_jd.engines import (
     NamedParameters,
     Objectives,

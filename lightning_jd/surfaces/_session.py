@@ -18,11 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_jd.core import Report, Update, surrogate
 from lightning_jd.core._halves import in_halves
-from lightning_jd.core._pool import Pool
-from lightning_jd.core._replicas import check_replicas
-from lightning_jd.core._roll_call import answer
-from lightning_jd.core._sharded import show_pieces
 from lightning_jd.core._slow import describe_slow, warn_slow
+from lightning_jd.core.processes._failures import answer
+from lightning_jd.core.processes._pool import Pool
+from lightning_jd.core.processes._replicas import check_replicas
+from lightning_jd.core.rows._sharded import show_pieces
 from lightning_jd.engines import NamedParameters, Objectives, named_parameters_of
 from lightning_jd.errors import AggregatorError, ArgumentError, NonFiniteError, SetupError
 from lightning_jd.surfaces._compile import explained_compile_errors, reusable_compiled_graphs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from lightning_jd.core import Report
-from lightning_jd.core._pool import Pool
+from lightning_jd.core.processes._pool import Pool
 from lightning_jd.errors import NonFiniteError
 
 

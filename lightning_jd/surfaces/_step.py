@@ -11,9 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 from lightning_jd.core import COMPLETE, Delivery, Update, compute_update
 from lightning_jd.core._accumulation import Accumulation
 from lightning_jd.core._halves import in_halves
-from lightning_jd.core._pool import Pool
-from lightning_jd.core._roll_call import answer
-from lightning_jd.core._sharded import ShardedAccumulation, is_sharded
+from lightning_jd.core.processes._failures import answer
+from lightning_jd.core.processes._pool import Pool
+from lightning_jd.core.rows._sharded import ShardedAccumulation, is_sharded
 from lightning_jd.engines import NamedParameters, Objectives, select
 from lightning_jd.errors import NonFiniteError
 from lightning_jd.surfaces._settings import Settings

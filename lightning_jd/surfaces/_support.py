@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_jd.aggregators import Balancer, GramianAggregator
-from lightning_jd.core._sharded import needs_whole_rows, no_features
+from lightning_jd.core.rows._sharded import needs_whole_rows, no_features
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._settings import Settings
 

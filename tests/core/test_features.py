@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import lightning_jd
 from lightning_jd.aggregators import MGDA, FromFeatures, UPGrad, WeightsEvery
-from lightning_jd.core._features import features_gramian, features_of
+from lightning_jd.core.rows._features import features_gramian, features_of
 from lightning_jd.engines import Objectives
 from lightning_jd.errors import ArgumentError, GraphError
 from tests.core.test_methods import gradient

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from lightning_jd.aggregators import GramianAggregator, resolve
-from lightning_jd.core import COMPLETE, Delivery, Update, _exchange, split_into_groups, volume
+from lightning_jd.core import COMPLETE, Delivery, Update, split_into_groups, volume
 from lightning_jd.core._accumulation import Accumulation
-from lightning_jd.core._pool import Pool
+from lightning_jd.core.processes import _exchange
+from lightning_jd.core.processes._pool import Pool
 from lightning_jd.engines import NamedParameters, Objectives, jacobian, leaves_reached, select
 from lightning_jd.errors import ArgumentError, NonFiniteError
 from lightning_jd.lab.bench.ddp import layers_of
@@ -407,7 +408,7 @@ def check_kinds(rank: int) -> None:
 
 def check_agreement(rank: int) -> None:
     """A value that all have heard before is not sent again; one that a process forgot, is."""
-    from lightning_jd.core._pool import _remembered
+    from lightning_jd.core.processes._pool import _remembered
 
     pool = Pool()
     value = ("a long statement " * 100, rank)

@@ -15,8 +15,8 @@ from lightning.pytorch import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_jd.core import _roll_call
-from lightning_jd.core._replicas import check_replicas, checksum
+from lightning_jd.core.processes import _failures
+from lightning_jd.core.processes._replicas import check_replicas, checksum
 from lightning_jd.errors import ArgumentError, PeerError, ReplicaError, ShapeError
 from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy
 from tests.helpers.halves import assert_same_bits
@@ -156,7 +156,7 @@ def test_a_process_that_fails_tells_the_others(tmp_path: Path) -> None:
 def die(rank: int, folder: Path) -> None:
     """An error between two steps, where the first process is not at a roll call."""
     warnings.simplefilter("ignore")
-    _roll_call.PATIENCE = timedelta(seconds=1)
+    _failures.PATIENCE = timedelta(seconds=1)
     begin = time.perf_counter()
     noted = "does not answer: process 1 has failed: ArithmeticError: in a hook"
     callbacks = [JacobianDescent(), FailingHook()]
@@ -228,7 +228,7 @@ def test_every_bit_counts(dtype: torch.dtype) -> None:
 
 
 def test_long_tensors_are_looked_at_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_jd.core._replicas._BLOCK", 4)
+    monkeypatch.setattr("lightning_jd.core.processes._replicas._BLOCK", 4)
     swapped = torch.arange(12.0)
     swapped[[0, 4]] = swapped[[4, 0]]  # the same place in two blocks
     assert int(checksum(torch.arange(12.0))) != int(checksum(swapped))
@@ -242,8 +242,8 @@ def test_the_number_of_steps_is_checked(every: Any) -> None:
 
 def test_alone_there_is_nobody_to_tell() -> None:
     error = ValueError("Connection closed by peer")
-    _roll_call.report_failure(error, torch.device("cpu"))
-    _roll_call.answer(torch.device("cpu"))
+    _failures.report_failure(error, torch.device("cpu"))
+    _failures.answer(torch.device("cpu"))
     check_replicas([("a", torch.ones(1))])
     assert str(error) == "Connection closed by peer"
-    assert timedelta(seconds=SOON) < _roll_call.PATIENCE  # or the tests above prove less
+    assert timedelta(seconds=SOON) < _failures.PATIENCE  # or the tests above prove less

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from lightning_jd.aggregators import Balancer, GramianAggregator, Method, Step
 from lightning_jd.core._answers import check_values, weights_from
-from lightning_jd.core._delivery import COMPLETE, Delivery
 from lightning_jd.core._groups import Groups, split_into_groups
-from lightning_jd.core._layout import LISTED, Description, Layout, kind_of
-from lightning_jd.core._local_rows import columns_of, per_parameter
-from lightning_jd.core._nonfinite import nonfinite_error
-from lightning_jd.core._pool import Pool
 from lightning_jd.core._report import GroupReport, Report, total_gramian
-from lightning_jd.core._roll_call import answer
 from lightning_jd.core._routes import Progress
 from lightning_jd.core._update import Update
+from lightning_jd.core.processes._delivery import COMPLETE, Delivery
+from lightning_jd.core.processes._failures import answer
+from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of
+from lightning_jd.core.processes._pool import Pool
+from lightning_jd.core.rows._base import columns_of, per_parameter
+from lightning_jd.core.rows._nonfinite import nonfinite_error
 from lightning_jd.engines import NamedParameters, Objectives, Select, select
 from lightning_jd.errors import ArgumentError, SetupError
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from lightning_jd.core._pool import Pool
+from lightning_jd.core.processes._pool import Pool
 from lightning_jd.errors import ArgumentError, PeerError
 
 #: How long a process with an error waits for the others, who may be in a forward pass.

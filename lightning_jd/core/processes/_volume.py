@@ -39,8 +39,8 @@ class Matrix(NamedTuple):
 def factors_send_less(counts: Sequence[int], matrices: Sequence[Matrix]) -> bool:
     """Whether the factors of a matrix weight should travel in the place of its rows.
 
-    Rows go to the process that multiplies their columns, once. Factors go to every second of the
-    other processes, which is worth it as long as they are small and the processes few.
+    Rows go to the process that multiplies their columns, once. Factors go to half of the other
+    processes, which is worth it as long as they are small and the processes few.
 
     Args:
         counts: How many rows each process has.

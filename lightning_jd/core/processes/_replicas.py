@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_jd.core._pool import Pool
+from lightning_jd.core.processes._pool import Pool
 from lightning_jd.engines import NamedParameters
 from lightning_jd.errors import ReplicaError
 

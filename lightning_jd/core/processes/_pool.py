@@ -1,6 +1,6 @@
 """The other processes of a distributed run, as far as a step needs them.
 
-Only this module and :mod:`._roll_call` know :mod:`torch.distributed`. Every method must be called
+Only this module and :mod:`._failures` know :mod:`torch.distributed`. Every method must be called
 by all processes in the same order.
 """
 
@@ -158,7 +158,7 @@ class Pool:
             except Exception as error:
                 failure = error
         result = self.from_first(result, purpose)
-        if len(result) and bool(result.isnan().all()):  # which is no result, unless it is one
+        if len(result) and bool(result.isnan().all()):  # a failure, or a result: ask the first
             told = [failure and _sendable(failure)]
             dist.broadcast_object_list(told, 0)
             if (error_of_first := failure or told[0]) is not None:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_jd.core._layout import Layout
-from lightning_jd.core._pool import Pool
-from lightning_jd.core._volume import Matrix, factors_send_less
+from lightning_jd.core.processes._layout import Layout
+from lightning_jd.core.processes._pool import Pool
+from lightning_jd.core.processes._volume import Matrix, factors_send_less
 from lightning_jd.engines.tape import (
     Contribution,
     OuterProduct,
@@ -125,7 +125,7 @@ def add_by_factors(
     """Add the products of the rows of some weights, as far as this process forms them.
 
     Args:
-        G: Where to, shape (m, m); the sum over processes is the Gramian.
+        G: Accumulator, updated in place, shape (m, m); its sum over processes is the Gramian.
         pool: The processes.
         layout: Whose rows go where.
         weights: The weights, from :func:`travelling_factors`.

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_jd.core._pool import Pool
-from lightning_jd.core._reach import Reach
+from lightning_jd.core.processes._pool import Pool
+from lightning_jd.core.processes._selection import Reach
 from lightning_jd.engines import NamedParameters
 
 Gradients = dict[str, Tensor]

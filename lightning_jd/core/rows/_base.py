@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from lightning_jd.core._layout import Description, Layout
-from lightning_jd.core._pool import Pool
+from lightning_jd.core.processes._layout import Description, Layout
+from lightning_jd.core.processes._pool import Pool
 from lightning_jd.engines import NamedParameters, Slow, column_count, from_columns
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.core._exchange import add_by_rows
-from lightning_jd.core._layout import LISTED, Description, Layout, kind_of
-from lightning_jd.core._local_rows import LocalRows, columns_of, per_parameter
-from lightning_jd.core._pool import Pool
+from lightning_jd.core.processes._exchange import add_by_rows
+from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of
+from lightning_jd.core.processes._pool import Pool
+from lightning_jd.core.rows._base import LocalRows, columns_of, per_parameter
 from lightning_jd.engines import NamedParameters, Objectives, Slow, column_count
 
 

@@ -1,13 +1,13 @@
 r"""The Gramian of the rows of all processes, of which no process holds more than a bucket.
 
-With :math:`J = \sum_r S_r J_r` (see :class:`~lightning_jd.core._layout.Layout`), there are two
-ways to :math:`G = J J^\top`, and each parameter takes the one that sends less:
+With :math:`J = \sum_r S_r J_r` (see :class:`~lightning_jd.core.processes._layout.Layout`), there
+are two ways to :math:`G = J J^\top`, and each parameter takes the one that sends less:
 
 - by rows: every process gets some columns of all rows and multiplies these; the sum over processes
   of the products is G. A row travels once.
 - by factors: where gradients are sums of outer products of activations and cotangents, these travel
-  instead, to every second of the other processes; each block :math:`J_r J_s^\top` is formed on one
-  of its two processes.
+  instead, to half of the other processes; each block :math:`J_r J_s^\top` is formed on one of its
+  two processes.
 
 Everything here is called by all processes in the same order.
 """
@@ -19,9 +19,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lightning_jd.core._factors import add_by_factors, form_of, travelling_factors
-from lightning_jd.core._layout import Layout
-from lightning_jd.core._pool import Pool
+from lightning_jd.core.processes._factors import add_by_factors, form_of, travelling_factors
+from lightning_jd.core.processes._layout import Layout
+from lightning_jd.core.processes._pool import Pool
 from lightning_jd.engines.tape import Contribution
 
 #: Bytes of rows that a process sends, and receives, at a time; as much as DDP reduces at a time.
@@ -32,7 +32,7 @@ def add_by_rows(G: Tensor, pool: Pool, layout: Layout, blocks: Iterable[Tensor])
     """Add the products of some columns, as far as this process forms them.
 
     Args:
-        G: Where to, shape (m, m); the sum over processes is the Gramian.
+        G: Accumulator, updated in place, shape (m, m); its sum over processes is the Gramian.
         pool: The processes.
         layout: Whose rows go where.
         blocks: The rows of this process from left to right, shapes (rows, some columns). Processes
