@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "lightning_jd"
-TAPE = PACKAGE / "engines" / "tape"
 ALLOWED = {
     "errors": set(),
     "linalg": {"errors"},
@@ -37,9 +36,11 @@ def rooms_imported(file: Path) -> set[str]:
     return {part[1] for part in parts if part[0] == "lightning_jd" and len(part) > 1}
 
 
-def stages_imported(file: Path) -> set[str]:
-    tape = ["lightning_jd", "engines", "tape"]
-    return {part[3] for part in modules_imported(file) if part[:3] == tape and len(part) > 3}
+def stages_imported(file: Path, room: str) -> set[str]:
+    """What a file imports from inside a room, by the next part of the name."""
+    inside = ["lightning_jd", *room.split("/")]
+    n = len(inside)
+    return {part[n] for part in modules_imported(file) if part[:n] == inside and len(part) > n}
 
 
 def modules_imported(file: Path) -> list[list[str]]:
@@ -63,23 +64,38 @@ def test_a_room_imports_only_from_the_rooms_below_it(room: str) -> None:
     assert not foreign
 
 
-#: The stages of the tape: each imports from those before it, and nothing from the files above them.
-STAGES = ["graph", "owners", "contributions", "rules", "plan", "run"]
+#: The folders of a room in their order: each imports from those before it, and nothing from the
+#: files above them.
+STAGES = {
+    "engines/tape": ["graph", "owners", "contributions", "rules", "plan", "run"],
+    "core": ["processes", "rows"],
+}
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_of_the_tape_imports_only_from_the_stages_before_it(stage: str) -> None:
-    before = STAGES[: STAGES.index(stage) + 1]
+@pytest.mark.parametrize(
+    ("room", "stage"), [(room, stage) for room, stages in STAGES.items() for stage in stages]
+)
+def test_a_stage_imports_only_from_the_stages_before_it(room: str, stage: str) -> None:
+    before = STAGES[room][: STAGES[room].index(stage) + 1]
     later = {
-        str(file.relative_to(TAPE)): extra
-        for file in (TAPE / stage).glob("**/*.py")
-        if (extra := stages_imported(file) - set(before))
+        str(file.relative_to(PACKAGE)): extra
+        for file in (PACKAGE / room / stage).glob("**/*.py")
+        if (extra := stages_imported(file, room) - set(before))
     }
     assert not later
 
 
-def test_every_folder_of_the_tape_is_a_stage() -> None:
-    assert {file.parent.relative_to(TAPE).parts[0] for file in TAPE.glob("*/*.py")} == set(STAGES)
+@pytest.mark.parametrize("room", STAGES)
+def test_every_folder_is_a_stage(room: str) -> None:
+    folder = PACKAGE / room
+    found = {file.parent.relative_to(folder).parts[0] for file in folder.glob("*/*.py")}
+    assert found == set(STAGES[room])
+
+
+def test_surfaces_import_nothing_private_from_core() -> None:
+    files = (PACKAGE / "surfaces").glob("**/*.py")
+    private = {file.name: extra for file in files if (extra := stages_imported(file, "core"))}
+    assert not private
 
 
 @pytest.mark.parametrize("folder", LAB)

@@ -1,24 +1,53 @@
-"""One step of Jacobian descent, for plain PyTorch and for the surfaces above it."""
+"""One step of Jacobian descent, for plain PyTorch and for the surfaces above it.
+
+The step is :func:`compute_update` of rows that :func:`collect` has made; :func:`backward` is both
+in one line. What else is here, surfaces need around a step: the other processes, and what to say.
+"""
 
 from lightning_jd.core._backward import backward
+from lightning_jd.core._calls import method_of_call
 from lightning_jd.core._groups import Groups, split_into_groups
+from lightning_jd.core._halves import in_halves
 from lightning_jd.core._report import GroupReport, Report
+from lightning_jd.core._slow import describe_slow, warn_slow
+from lightning_jd.core._step import compute_update
 from lightning_jd.core._surrogate import surrogate
-from lightning_jd.core._update import Update, compute_update
+from lightning_jd.core._update import Update
 from lightning_jd.core.processes._delivery import COMPLETE, Delivery
+from lightning_jd.core.processes._failures import check_peers, report_failure
+from lightning_jd.core.processes._layout import LISTED
+from lightning_jd.core.processes._pool import Pool
+from lightning_jd.core.processes._replicas import check_replicas
 from lightning_jd.core.processes._volume import Matrix, volume
+from lightning_jd.core.rows._base import Rows
+from lightning_jd.core.rows._collect import collect
+from lightning_jd.core.rows._sharded import is_sharded, show_pieces, unsupported_by_pieces
 
 __all__ = [
     "COMPLETE",
+    "LISTED",
     "Delivery",
     "GroupReport",
     "Groups",
     "Matrix",
+    "Pool",
     "Report",
+    "Rows",
     "Update",
     "backward",
+    "check_peers",
+    "check_replicas",
+    "collect",
     "compute_update",
+    "describe_slow",
+    "in_halves",
+    "is_sharded",
+    "method_of_call",
+    "report_failure",
+    "show_pieces",
     "split_into_groups",
     "surrogate",
+    "unsupported_by_pieces",
     "volume",
+    "warn_slow",
 ]

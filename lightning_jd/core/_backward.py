@@ -12,7 +12,8 @@ from lightning_jd.core._groups import Groups
 from lightning_jd.core._halves import in_halves
 from lightning_jd.core._report import Report
 from lightning_jd.core._slow import warn_slow
-from lightning_jd.core._update import compute_update
+from lightning_jd.core._step import compute_update
+from lightning_jd.core.rows._live import LiveRows
 from lightning_jd.engines import (
     Losses,
     Objectives,
@@ -22,7 +23,6 @@ from lightning_jd.engines import (
     named_parameters_of,
     split_loss,
 )
-from lightning_jd.engines import select as select_parameters
 
 
 def backward(
@@ -89,15 +89,15 @@ def backward(
         losses = split_loss(losses, split)
     method = method_of_call(aggregator)
     objectives = in_halves(method, Objectives.of(losses))
-    selection = select_parameters(objectives, named_parameters_of(params), select)
-    update = compute_update(
-        objectives,
-        selection,
-        method,
-        groups=groups,
+    rows = LiveRows(
+        named_parameters_of(params),
+        select=select,
         memory=memory,
         retain_graph=retain_graph,
+        can_skip=False,
     )
+    rows.add(objectives)
+    update = compute_update(rows, method, groups=groups)
     warn_slow(update.report.slow, stacklevel=2)
     update.deliver(retain_graph)
     return update.report

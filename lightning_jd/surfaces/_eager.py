@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_jd.core.processes._layout import LISTED
-from lightning_jd.core.rows._sharded import is_sharded
+from lightning_jd.core import LISTED, is_sharded
 from lightning_jd.engines import Objectives, Slow, holds_compiled
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_jd.core.processes._pool import Pool
+from lightning_jd.core import Pool
 from lightning_jd.engines import Losses, Objectives
 from lightning_jd.errors import ArgumentError
 

@@ -16,13 +16,19 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_jd.core import Report, Update, surrogate
-from lightning_jd.core._halves import in_halves
-from lightning_jd.core._slow import describe_slow, warn_slow
-from lightning_jd.core.processes._failures import answer
-from lightning_jd.core.processes._pool import Pool
-from lightning_jd.core.processes._replicas import check_replicas
-from lightning_jd.core.rows._sharded import show_pieces
+from lightning_jd.core import (
+    Pool,
+    Report,
+    Rows,
+    Update,
+    check_peers,
+    check_replicas,
+    describe_slow,
+    in_halves,
+    show_pieces,
+    surrogate,
+    warn_slow,
+)
 from lightning_jd.engines import NamedParameters, Objectives, named_parameters_of
 from lightning_jd.errors import AggregatorError, ArgumentError, NonFiniteError, SetupError
 from lightning_jd.surfaces._compile import explained_compile_errors, reusable_compiled_graphs
@@ -39,7 +45,7 @@ from lightning_jd.surfaces._settings import Settings
 from lightning_jd.surfaces._skipped import Skipped
 from lightning_jd.surfaces._splitter import Splitter
 from lightning_jd.surfaces._static_graph import first_reduction_held, start_first_reduction
-from lightning_jd.surfaces._step import Collected, begin, compute_step, delivery_to, finish
+from lightning_jd.surfaces._step import begin, compute_step, delivery_to, finish
 from lightning_jd.surfaces._unreached import check_all_reached
 
 
@@ -114,7 +120,7 @@ class Session:
         self._pending: Objectives | None = None
         self._nothing = 0  # batches of this epoch for which `training_step` returned None
         self._got = "no loss"
-        self._collected: Collected | None = None
+        self._rows: Rows | None = None  # of the micro-batches of a step
         self._compared = -1  # the step after which processes were compared
 
     def training_step(
@@ -163,7 +169,7 @@ class Session:
         if objectives is None:
             self._got = "one scalar"
             kwargs.pop("name", None)
-            answer(strategy.root_device, scalar=True)
+            check_peers(strategy.root_device, scalar=True)
             return self._deliver(strategy, original, loss, optimizer, *args, **kwargs)
         self._eager.look(objectives)
         self.seen = Seen.of(objectives)
@@ -246,7 +252,7 @@ class Session:
 
     def forget(self) -> None:
         """Let go of losses and rows, and with them of graphs; the counters and the report stay."""
-        self._pending = self._collected = None
+        self._pending = self._rows = None
 
     def _scalar(
         self,
@@ -283,17 +289,17 @@ class Session:
     ) -> Tensor:
         """Keep rows until the last micro-batch of a step, which delivers the gradient of all."""
         loop = strategy.lightning_module.trainer.fit_loop
-        if self._collected is None or loop.batch_idx % loop.trainer.accumulate_grad_batches == 0:
-            self._collected = begin(named, self.settings)
+        if self._rows is None or loop.batch_idx % loop.trainer.accumulate_grad_batches == 0:
+            self._rows = begin(named, self.settings)
         piece = loop.batch_idx % loop.trainer.accumulate_grad_batches
         objectives = in_halves(self.settings.aggregator, objectives, piece)
-        self._collected.add(objectives, scale=1.0 if scale is None else scale)
-        answer(strategy.root_device)  # for every batch, because Lightning waits for every batch
+        self._rows.add(objectives, scale=1.0 if scale is None else scale)
+        check_peers(strategy.root_device)  # in every batch, because Lightning waits in every batch
         if loop._should_accumulate():
             # Nothing to deliver yet: a leaf that nobody else has, so that nobody's hooks run.
             return surrogate(loss, [torch.zeros((), requires_grad=True)], [torch.zeros(())])
-        collected, self._collected = self._collected, None
-        update = finish(collected, self.settings, scale, delivery_to(strategy.model))
+        rows, self._rows = self._rows, None
+        update = finish(rows, self.settings, scale, delivery_to(strategy.model))
         self._check_all_reached(strategy, named, update)
         self.report = update.report
         # Lightning has divided the loss that it shows; these gradients are those of the step.

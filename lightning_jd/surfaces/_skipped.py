@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from lightning_jd.core import Report
-from lightning_jd.core.processes._pool import Pool
+from lightning_jd.core import Pool, Report
 from lightning_jd.errors import NonFiniteError
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_jd.core import COMPLETE, Delivery, Update, compute_update
-from lightning_jd.core._accumulation import Accumulation
-from lightning_jd.core._halves import in_halves
-from lightning_jd.core.processes._failures import answer
-from lightning_jd.core.processes._pool import Pool
-from lightning_jd.core.rows._sharded import ShardedAccumulation, is_sharded
-from lightning_jd.engines import NamedParameters, Objectives, select
-from lightning_jd.errors import NonFiniteError
+from lightning_jd.core import (
+    COMPLETE,
+    Delivery,
+    Pool,
+    Rows,
+    Update,
+    check_peers,
+    collect,
+    compute_update,
+    in_halves,
+)
+from lightning_jd.engines import NamedParameters, Objectives
 from lightning_jd.surfaces._settings import Settings
-
-#: Rows of one or several micro-batches.
-Collected = Accumulation | ShardedAccumulation
 
 
 def compute_step(
@@ -45,52 +45,34 @@ def compute_step(
         PeerError: If another process has failed.
     """
     objectives = in_halves(settings.aggregator, objectives)
-    settings = replace(settings, aggregator=settings.aggregator.turn())  # once, also if repeated
-    if Pool().size == 1 and not is_sharded(named):
-        try:
-            return compute_update(
-                objectives,
-                select(objectives, named, settings.params),
-                settings.aggregator,
-                groups=settings.groups,
-                memory=settings.memory,
-                scale=1.0 if scale is None else scale,
-                overflow="raise" if scale is None else "mean",
-                # what is not finite is looked for in the same graph
-                retain_graph=retain_graph or settings.nonfinite == "skip",
-            )
-        except NonFiniteError:
-            if settings.nonfinite == "raise":
-                raise
-    # The row of a rank is one gradient. On one process, rows that are not finite are looked for.
-    keeps = objectives.kind == "ranks" or Pool().size == 1
-    collected = begin(named, settings, keeps=keeps)
-    collected.add(objectives, scale=1.0 if scale is None else scale)
-    answer(objectives.device)
-    return finish(collected, settings, scale, delivery)
+    # The row of a rank is one gradient, which may as well be kept.
+    keeps = objectives.kind == "ranks" and Pool().size > 1
+    rows = begin(named, settings, keeps=keeps, retain_graph=retain_graph)
+    rows.add(objectives, scale=1.0 if scale is None else scale)
+    check_peers(objectives.device)
+    return finish(rows, settings, scale, delivery)
 
 
-def begin(named: NamedParameters, settings: Settings, *, keeps: bool = True) -> Collected:
-    """Start to collect the rows of several processes, or (kept) of several micro-batches."""
-    if is_sharded(named):
-        return ShardedAccumulation(named, settings.params)
-    return Accumulation(
+def begin(
+    named: NamedParameters, settings: Settings, *, keeps: bool = True, retain_graph: bool = False
+) -> Rows:
+    """Start to collect the rows of one micro-batch, or (kept) of several; on all processes."""
+    return collect(
         named,
         select=settings.params,
         nonfinite=settings.nonfinite,
         keeps=keeps,
         memory=settings.memory,
+        retain_graph=retain_graph,
     )
 
 
 def finish(
-    collected: Collected,
-    settings: Settings,
-    scale: Tensor | None = None,
-    delivery: Delivery = COMPLETE,
+    rows: Rows, settings: Settings, scale: Tensor | None = None, delivery: Delivery = COMPLETE
 ) -> Update:
     """Compute the update of all rows that were collected; arguments as in :func:`compute_step`."""
-    return collected.update(
+    return compute_update(
+        rows,
         settings.aggregator,
         groups=settings.groups,
         overflow="raise" if scale is None else "mean",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_jd.aggregators import Balancer, GramianAggregator
-from lightning_jd.core.rows._sharded import needs_whole_rows, no_features
+from lightning_jd.core import unsupported_by_pieces
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._settings import Settings
 
@@ -82,7 +81,5 @@ def check_sharded(settings: Settings) -> None:
             "nonfinite='skip' cannot work with ModelParallelStrategy: all processes run every "
             "backward pass together, and none can leave out its part. Set nonfinite='raise'."
         )
-    if settings.aggregator.at_features:
-        raise SetupError(no_features(settings.aggregator))
-    if not isinstance(settings.aggregator, GramianAggregator | Balancer):
-        raise SetupError(needs_whole_rows(settings.aggregator))
+    if problem := unsupported_by_pieces(settings.aggregator):
+        raise SetupError(problem)

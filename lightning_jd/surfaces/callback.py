@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from lightning_jd.aggregators import Method, resolve
-from lightning_jd.core import Report
-from lightning_jd.core.processes._failures import report_failure
+from lightning_jd.core import Report, report_failure
 from lightning_jd.engines import Split
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._monitor import Monitor

@@ -10,10 +10,7 @@ from typing import Any
 from torch import nn
 
 from lightning_jd.aggregators import AggregatorSpec
-from lightning_jd.core import Groups, Report
-from lightning_jd.core._calls import method_of_call
-from lightning_jd.core._slow import warn_slow
-from lightning_jd.core.rows._sharded import show_pieces
+from lightning_jd.core import Groups, Report, method_of_call, show_pieces, warn_slow
 from lightning_jd.engines import (
     Losses,
     Parameters,

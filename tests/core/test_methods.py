@@ -22,7 +22,7 @@ from lightning_jd.aggregators import (
     resolve,
 )
 from lightning_jd.aggregators._memory import Stateful
-from lightning_jd.core._accumulation import Accumulation
+from lightning_jd.core import collect, compute_update
 from lightning_jd.engines import Objectives, jacobian, named_parameters_of
 from lightning_jd.engines._objectives import Term
 from lightning_jd.errors import ArgumentError, NonFiniteError
@@ -182,10 +182,10 @@ def test_a_balancer_names_a_loss_that_is_not_finite() -> None:
 
 def accumulated(method: Method, model: nn.Module, ts: list[int]) -> Tensor:
     named = named_parameters_of(model)
-    collected = Accumulation(named)
+    rows = collect(named)
     for t in ts:
-        collected.add(Objectives.of(losses(model, t)))
-    update = collected.update(method)
+        rows.add(Objectives.of(losses(model, t)))
+    update = compute_update(rows, method)
     return torch.cat([g.flatten() for g in update.gradients])
 
 

@@ -16,10 +16,21 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from lightning_jd.aggregators import GramianAggregator, resolve
-from lightning_jd.core import COMPLETE, Delivery, Update, split_into_groups, volume
-from lightning_jd.core._accumulation import Accumulation
+from lightning_jd.core import (
+    COMPLETE,
+    Delivery,
+    Rows,
+    Update,
+    collect,
+    compute_update,
+    split_into_groups,
+    volume,
+)
 from lightning_jd.core.processes import _exchange
 from lightning_jd.core.processes._pool import Pool
+from lightning_jd.core.rows._kept import KeptRows
+from lightning_jd.core.rows._live import LiveRows
+from lightning_jd.core.rows._pooled import PooledRows
 from lightning_jd.engines import NamedParameters, Objectives, jacobian, leaves_reached, select
 from lightning_jd.errors import ArgumentError, NonFiniteError
 from lightning_jd.lab.bench.ddp import layers_of
@@ -273,20 +284,26 @@ def buckets_of(size: int) -> Iterator[None]:
         yield
 
 
-def run(case: Case, rank: int) -> tuple[Update, Expected, NamedParameters]:
+def run(
+    case: Case, rank: int, make: Callable[..., Rows] | None = None
+) -> tuple[Update, Expected, NamedParameters]:
     torch.manual_seed(1)
     model = case.model().to(case.dtype)
     x = torch.randn(sum(case.counts), 6, dtype=case.dtype)
     parts = x.split(list(case.counts))
-    losses = [case.losses(model, part, r) for r, part in enumerate(parts)]
+    own = case.losses(model, parts[rank], rank)
     named = list(model.named_parameters())
-    collected = Accumulation(named, select=case.select, keeps=case.keeps, memory=case.memory)
-    if losses[rank] is not None:
-        collected.add(Objectives.of(losses[rank]))
+    if make is None:
+        rows = collect(named, select=case.select, keeps=case.keeps, memory=case.memory)
+    else:
+        rows = make(named, select=case.select)
+    if own is not None:
+        rows.add(Objectives.of(own))
     with buckets_of(case.bucket):
-        update = collected.update(
-            resolve(case.aggregator), groups=case.groups, delivery=case.delivery
+        update = compute_update(
+            rows, resolve(case.aggregator), groups=case.groups, delivery=case.delivery
         )
+    losses = [case.losses(model, part, r) for r, part in enumerate(parts)]
     return update, expected_of(case, union(losses), named), named
 
 
@@ -364,9 +381,9 @@ def check_nonfinite(rank: int) -> None:
 
     for keeps in (False, True):
         case = Case(mlp, nan_on_the_second, keeps=keeps)
-        with pytest.raises(NonFiniteError, match=r"Losses must be finite, .* 'b'"):
+        with pytest.raises(NonFiniteError, match=r"Losses .* in 1 of 6 on 2 processes: 'b'\."):
             run(case, rank)
-        with pytest.raises(NonFiniteError, match=r"Gradients must be finite, .* 'c'"):
+        with pytest.raises(NonFiniteError, match=r"of 1 of 3 objectives on 2 processes: 'c'\."):
             run(replace(case, losses=infinite_gradient), rank)
         for losses, names, dropped in (
             (nan_on_the_second, ("a", "b", "c"), ("b",)),
@@ -383,9 +400,9 @@ def skipped(
     model = mlp().double()
     parts = torch.randn(5, 6, dtype=torch.float64).split([3, 2])
     named = list(model.named_parameters())
-    collected = Accumulation(named, nonfinite="skip", keeps=keeps)
-    collected.add(Objectives.of(losses(model, parts[rank], rank)))
-    update = collected.update(resolve("upgrad"))
+    rows = collect(named, nonfinite="skip", keeps=keeps)
+    rows.add(Objectives.of(losses(model, parts[rank], rank)))
+    update = compute_update(rows, resolve("upgrad"))
     assert update.report.names == names
     assert update.report.skipped == dropped
     first, second = (tasks(model, part, r) for r, part in enumerate(parts))
@@ -400,10 +417,10 @@ def skipped(
 def check_kinds(rank: int) -> None:
     model = mlp()
     losses = (instances if rank else tasks)(model, torch.randn(3, 6), rank)
-    collected = Accumulation(list(model.named_parameters()), keeps=False)
-    collected.add(Objectives.of(losses))
+    rows = collect(list(model.named_parameters()), keeps=False)
+    rows.add(Objectives.of(losses))
     with pytest.raises(ArgumentError, match=r"of one kind .* got instances and tasks"):
-        collected.update(resolve("mean"))
+        compute_update(rows, resolve("mean"))
 
 
 def check_agreement(rank: int) -> None:
@@ -430,10 +447,10 @@ def check_micro_batches(rank: int) -> None:
     x = torch.randn(4, 2, 6, dtype=torch.float64)  # two micro-batches of two processes
     both = [[missing(model, x[2 * k + r], 0) for r in range(2)] for k in range(2)]
     del both[1][1]["b"]
-    collected = Accumulation(named)
+    rows = collect(named)
     for losses in both:
-        collected.add(Objectives.of(losses[rank]))
-    update = collected.update(resolve("upgrad"), delivery=WHERE_REACHED)
+        rows.add(Objectives.of(losses[rank]))
+    update = compute_update(rows, resolve("upgrad"), delivery=WHERE_REACHED)
     means = {
         name: torch.stack([each[name] for pair in both for each in pair if name in each]).mean()
         for name in ("a", "b")
@@ -445,11 +462,11 @@ def check_micro_batches(rank: int) -> None:
         own = delivered.get(id(tensor), torch.zeros_like(tensor))
         assert_close(Pool().sum(own.detach(), "test").flatten() / 2, g, rtol=1e-10, atol=1e-12)
     del both[1][0]["b"]
-    lost = Accumulation(named)
+    lost = collect(named)
     for losses in both:
         lost.add(Objectives.of(losses[rank]))
     with pytest.raises(ArgumentError, match=r"none does for b\.bias"):
-        lost.update(resolve("upgrad"), delivery=WHERE_REACHED)
+        compute_update(lost, resolve("upgrad"), delivery=WHERE_REACHED)
 
 
 @pytest.mark.slow
@@ -462,10 +479,11 @@ def test_three_processes_equal_one(tmp_path: Path) -> None:
     run_in_processes(work_of_three, tmp_path, 3)
 
 
+@pytest.mark.parametrize("make", [LiveRows, PooledRows, KeptRows])
 @pytest.mark.parametrize("name", CASES_OF_THREE)
-def test_one_process_is_a_pool_of_one(name: str) -> None:
+def test_one_process_is_a_pool_of_one(name: str, make: type[Rows]) -> None:
     case = replace(CASES_OF_THREE[name], counts=(5,))
-    update, expected, _ = run(case, 0)
+    update, expected, _ = run(case, 0, make)
     assert_close(update.report.gramian, expected.gramian, rtol=1e-10, atol=1e-12)
     for gradient, g in zip(update.gradients, expected.gradients.values(), strict=True):
         assert_close(gradient, g, rtol=1e-10, atol=1e-12)

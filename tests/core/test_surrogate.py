@@ -1,13 +1,15 @@
 """The scalar whose backward pass delivers known gradients."""
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from lightning_jd.aggregators import Mean
-from lightning_jd.core import compute_update, surrogate
-from lightning_jd.engines import Objectives, named_parameters_of, select
+from lightning_jd.core import Rows, collect, compute_update, surrogate
+from lightning_jd.engines import Objectives, Select, named_parameters_of
 from lightning_jd.errors import GraphError, NonFiniteError
 
 
@@ -42,11 +44,18 @@ def test_a_second_backward_pass_is_refused() -> None:
         loss.backward()
 
 
+def rows_of(
+    losses: Tensor, params: nn.Module | list[Tensor], select: Select = "all", **add: Any
+) -> Rows:
+    rows = collect(named_parameters_of(params), select=select, keeps=False)
+    rows.add(Objectives.of(losses), **add)
+    return rows
+
+
 def test_an_update_shows_the_mean_loss_and_leaves_grad_alone() -> None:
     layer = nn.Linear(2, 1)
     losses = layer(torch.randn(4, 2)).square().squeeze(1)
-    objectives = Objectives.of(losses)
-    update = compute_update(objectives, select(objectives, named_parameters_of(layer)), Mean())
+    update = compute_update(rows_of(losses, layer), Mean())
     assert layer.weight.grad is None
     scalar = update.surrogate()
     assert_close(scalar.detach(), losses.mean().detach())
@@ -59,9 +68,8 @@ def test_a_scale_is_taken_out_again() -> None:
     layer, x = nn.Linear(3, 2), torch.randn(4, 3)
     found = []
     for scale in (1.0, 1024.0, torch.tensor(1024.0)):
-        objectives = Objectives.of(layer(x).square().mean(1))
-        selection = select(objectives, named_parameters_of(layer), "weight")
-        update = compute_update(objectives, selection, Mean(), scale=scale)
+        rows = rows_of(layer(x).square().mean(1), layer, "weight", scale=scale)
+        update = compute_update(rows, Mean())
         found.append([update.report.gramian, *update.gradients])
     assert_close(found[1], found[0])
     assert_close(found[2], found[0])
@@ -69,11 +77,8 @@ def test_a_scale_is_taken_out_again() -> None:
 
 def test_an_overflow_can_be_left_to_the_scaler() -> None:
     x = torch.tensor([1.0, 0.0], requires_grad=True)
-    named = named_parameters_of([x])
-    objectives = Objectives.of(x.sqrt())
     with pytest.raises(NonFiniteError, match="Gradients must be finite"):
-        compute_update(objectives, select(objectives, named), Mean())
-    objectives = Objectives.of(x.sqrt())
-    update = compute_update(objectives, select(objectives, named), Mean(), overflow="mean")
+        compute_update(rows_of(x.sqrt(), [x]), Mean())
+    update = compute_update(rows_of(x.sqrt(), [x]), Mean(), overflow="mean")
     assert update.report.weights.tolist() == [0.5, 0.5]
     assert not update.gradients[0].isfinite().all()

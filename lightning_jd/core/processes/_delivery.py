@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_jd.core.processes._pool import Pool
-from lightning_jd.core.processes._selection import Reach
+from lightning_jd.core.processes._selection import PooledSelection
 from lightning_jd.engines import NamedParameters
 
 Gradients = dict[str, Tensor]
@@ -19,7 +19,7 @@ class Delivery(NamedTuple):
 
     Attributes:
         everywhere: Every process must deliver the gradient of every parameter that some process
-            reaches. Otherwise only of those that its own losses reach.
+            reaches. Otherwise only of those that its own losses selection.
         averaged: The mean over processes is taken later, as DistributedDataParallel does. Then the
             rows of other processes need not be added here, which saves as much traffic as ordinary
             training has. Otherwise the gradient is complete, and a mean of equals changes nothing.
@@ -38,13 +38,13 @@ COMPLETE = Delivery()
 
 
 def delivered(
-    pool: Pool, reach: Reach, own: Gradients, complete: Gradients, delivery: Delivery
+    pool: Pool, selection: PooledSelection, own: Gradients, complete: Gradients, delivery: Delivery
 ) -> Gradients:
     """The gradients that this process delivers.
 
     Args:
         pool: The processes.
-        reach: Which parameters the losses reach, here and elsewhere.
+        selection: Which parameters the losses reach, here and elsewhere.
         own: The gradients of the rows of this process, times :meth:`Delivery.factor`. Their sum
             over processes, or mean if that is what will be taken, is the gradient.
         complete: The gradients of the other parameters, of all rows.
@@ -54,23 +54,20 @@ def delivered(
         ArgumentError: If the gradient of some parameter could not be delivered by anybody.
     """
     if not delivery.everywhere:
-        reach.check_deliverable()
-    rest = [(name, tensor) for name, tensor in reach.reached if name not in complete]
+        selection.check_deliverable()
+    rest = [(name, tensor) for name, tensor in selection.reached if name not in complete]
     # What a process may not deliver, though it has rows of it, others must deliver in its place.
-    taken = [pair for pair in rest if not delivery.averaged or _is_lost(pair[0], reach, delivery)]
+    late = set() if delivery.everywhere else selection.late
+    taken = [pair for pair in rest if not delivery.averaged or pair[0] in late]
     complete = complete | _sum(pool, taken, own, delivery)
     found = {}
-    for name, tensor in reach.reached:
-        share = 1.0 if delivery.everywhere else reach.share_here(name, pool.size)
+    for name, tensor in selection.reached:
+        share = 1.0 if delivery.everywhere else selection.share_here(name, pool.size)
         if share and name in complete:
             found[name] = complete[name] if share == 1 else share * complete[name]
         elif share:
             found[name] = own[name] if name in own else torch.zeros_like(tensor)
     return found
-
-
-def _is_lost(name: str, reach: Reach, delivery: Delivery) -> bool:
-    return not delivery.everywhere and name in reach.late
 
 
 def _sum(pool: Pool, named: NamedParameters, own: Gradients, delivery: Delivery) -> Gradients:

@@ -47,7 +47,7 @@ class Answer(NamedTuple):
     several: int
 
 
-def answer(device: torch.device, *, scalar: bool = False) -> None:
+def check_peers(device: torch.device | None, *, scalar: bool = False) -> None:
     """Say that this process can go on with the step, and learn whether all others can.
 
     Args:
@@ -101,7 +101,7 @@ def report_failure(error: BaseException, device: torch.device) -> None:
         _note(f"process {Pool().rank} has failed: {text}")
 
 
-def _call(answer: Answer, device: torch.device, patience: timedelta | None) -> Answer:
+def _call(answer: Answer, device: torch.device | None, patience: timedelta | None) -> Answer:
     """The answers of all processes in one: the largest of each number."""
     largest = torch.tensor(answer, device=device)
     work = dist.all_reduce(largest, dist.ReduceOp.MAX, async_op=True)

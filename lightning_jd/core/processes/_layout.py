@@ -118,6 +118,13 @@ class Layout:
             )
         return cls(kind, names, max(columns, default=1), rows)
 
+    @classmethod
+    def alone(cls, objectives: Objectives) -> Layout:
+        """That of one process and one micro-batch, whose rows are J as they are."""
+        losses, is_matrix = objectives.losses, objectives.kind == "instances_tasks"
+        columns = losses.shape[1] if is_matrix and isinstance(losses, Tensor) else 1
+        return cls(objectives.kind, objectives.names, columns, ())
+
     @property
     def m(self) -> int:
         """The number of rows of J."""

@@ -26,6 +26,7 @@ class Pool:
         device: Where the tensors of this process are.
 
     Attributes:
+        device: Where the tensors of this process are.
         size: The number of processes.
         rank: Which of them this is.
         sent: Bytes that this process has sent, by purpose. For reductions and broadcasts it is the
@@ -43,7 +44,14 @@ class Pool:
         self.size = dist.get_world_size() if distributed else 1
         self.rank = dist.get_rank() if distributed else 0
         self.sent: Counter[str] = Counter()
-        self._device = device
+        self.device = device
+
+    @classmethod
+    def alone(cls) -> Pool:
+        """This process, whether or not there are others."""
+        pool = cls.__new__(cls)
+        pool.size, pool.rank, pool.sent, pool.device = 1, 0, Counter(), None
+        return pool
 
     def gather(self, value: T) -> list[T]:
         """The (small, picklable) values of all processes, in the order of their ranks.
@@ -54,7 +62,7 @@ class Pool:
         if self.size == 1:
             return [value]
         digest = _digest(pickle.dumps(value))
-        told = torch.tensor([digest, _remembered.state], device=self._device)
+        told = torch.tensor([digest, _remembered.state], device=self.device)
         heard = [torch.empty_like(told) for _ in range(self.size)]
         dist.all_gather(heard, told)
         self._count("agreement", (self.size - 1) * told.numel() * told.element_size())

@@ -26,7 +26,7 @@ class Seen(NamedTuple):
     tasks: tuple[tuple[str, tuple[str, ...]], ...]
 
 
-class Reach:
+class PooledSelection:
     """Remembers, piece by piece, what one look at the graph of the whole batch would tell.
 
     Args:
@@ -37,10 +37,10 @@ class Reach:
     Example:
         >>> import torch
         >>> x, y = (torch.ones(1, requires_grad=True) for _ in "xy")
-        >>> reach = Reach([("x", x), ("y", y)], "shared")
-        >>> reach.add(Objectives.of({"a": x.sum()}))
-        >>> reach.add(Objectives.of({"b": (x * y).sum()}))
-        >>> [name for name, _ in reach.selected], [name for name, _ in reach.plain]
+        >>> selection = PooledSelection([("x", x), ("y", y)], "shared")
+        >>> selection.add(Objectives.of({"a": x.sum()}))
+        >>> selection.add(Objectives.of({"b": (x * y).sum()}))
+        >>> [name for name, _ in selection.selected], [name for name, _ in selection.plain]
         (['x'], ['y'])
     """
 
@@ -49,7 +49,8 @@ class Reach:
         self._which = which
         self._selected: set[str] = set()
         self._tasks: dict[str, set[str]] = {}  # by parameter, where that decides
-        self._here: set[str] = set()
+        #: What the losses of this process reach, in any piece.
+        self.here: set[str] = set()
         self._last: set[str] = set()  # in the last piece, which is all that DDP looks at
         self._anywhere: set[str] = set()
         self._processes: Counter[str] = Counter()
@@ -60,14 +61,15 @@ class Reach:
 
     def add(self, objectives: Objectives) -> None:
         """Look at the graph of one piece."""
-        reached = leaves_reached(objectives)
+        is_shared = self._which == "shared"
+        masks = tasks_reaching(objectives) if is_shared else {}
+        reached = masks.keys() if is_shared else leaves_reached(objectives)
         self._last = {name for name, tensor in self._named if id(tensor) in reached}
-        self._here |= self._last
-        if self._which != "shared":
+        self.here |= self._last
+        if not is_shared:
             chosen = select(objectives, self._named, self._which).selected
             self._selected |= {name for name, _ in chosen}
             return
-        masks = tasks_reaching(objectives)
         for name, tensor in self._named:
             mask = masks.get(id(tensor), 0)
             present = {task for t, task in enumerate(objectives.names) if mask >> t & 1}
@@ -77,7 +79,7 @@ class Reach:
     def seen(self) -> Seen:
         """What to tell the other processes."""
         tasks = tuple((name, tuple(sorted(names))) for name, names in sorted(self._tasks.items()))
-        here, last, selected = map(sorted, (self._here, self._last, self._selected))
+        here, last, selected = map(sorted, (self.here, self._last, self._selected))
         return Seen(tuple(here), tuple(last), tuple(selected), tasks)
 
     def hear(self, seen: Iterable[Seen]) -> None:
@@ -95,7 +97,7 @@ class Reach:
     @property
     def reached(self) -> NamedParameters:
         """The parameters that some loss reaches, on any process."""
-        anywhere = self._anywhere or self._here
+        anywhere = self._anywhere or self.here
         return [pair for pair in self._named if pair[0] in anywhere]
 
     @property

@@ -1,64 +1,211 @@
-"""The rows of the Jacobian that one process contributes to a step."""
+"""What a step asks of the rows of the Jacobian, wherever they come from."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lightning_jd.core.processes._layout import Description, Layout
+from lightning_jd.aggregators import Method
+from lightning_jd.core.processes._delivery import Delivery, Gradients
+from lightning_jd.core.processes._layout import Layout
 from lightning_jd.core.processes._pool import Pool
-from lightning_jd.engines import NamedParameters, Slow, column_count, from_columns
+from lightning_jd.engines import NamedParameters, Objectives, Slow, column_count, from_columns
+from lightning_jd.errors import GraphError, NonFiniteError
+
+Nonfinite = Literal["raise", "skip"]
 
 
-class LocalRows(ABC):
-    """Rows that are held, or that can be had from a graph that is alive.
+class Rows(ABC):
+    """The rows of one step: those of this process, and what is known of the others'.
+
+    :meth:`add` takes the losses. :meth:`agree` ends that, and all else comes after it. All
+    processes call the same methods in the same order.
+
+    Args:
+        named: The parameters.
+        pool: The processes.
+        can_skip: Whether the caller can set ``nonfinite="skip"``, so that errors may advise it.
 
     Attributes:
-        slow: The parameters whose rows took one pass each, and why.
+        layout: The rows of all processes.
+        selected: The parameters that are aggregated.
+        plain: Those that keep their plain gradient.
+        paths: How the rows of each parameter were computed, where there are rows.
+        slow: The parameters whose rows took more than one pass, and why.
+        skipped: The names of the objectives that were left out, on all processes.
+        has_values: Whether the value of each loss is known.
     """
 
-    slow: dict[str, Slow]
+    layout: Layout
+    selected: NamedParameters
+    plain: NamedParameters
+
+    def __init__(self, named: NamedParameters, pool: Pool, *, can_skip: bool) -> None:
+        self.named, self.pool = named, pool
+        self.paths: dict[str, str] = {}
+        self.slow: dict[str, Slow] = {}
+        self.skipped: tuple[str, ...] = ()
+        self.has_values = True
+        self._can_skip = can_skip
+        self._micro_batches = 0
 
     @abstractmethod
-    def description(self) -> Description:
-        """What to tell the other processes."""
-
-    @abstractmethod
-    def add_products(self, G: Tensor, pool: Pool, layout: Layout, named: NamedParameters) -> None:
-        """Add the inner products with the rows of all processes.
+    def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
+        """Take the losses of one micro-batch.
 
         Args:
-            G: Where to, shape (m, m); the sum over processes is the Gramian.
-            pool: The processes.
-            layout: Whose rows go where.
-            named: The parameters.
+            objectives: The losses.
+            scale: They are multiplied by it before they are differentiated, and the results
+                divided, so that half-precision gradients do not underflow.
+        """
+
+    def unsupported(self, method: Method) -> str | None:
+        """Why a method cannot work with these rows, and what to do; ``None`` if it can."""
+        return None
+
+    @abstractmethod
+    def agree(self, *, exactly: bool) -> None:
+        """Learn what the other processes have.
+
+        Args:
+            exactly: Whether parameters that no loss reaches must be left out already here.
+
+        Raises:
+            NonFiniteError: If a loss of another process is NaN or infinite.
+            GraphError: If no loss of any process reaches a parameter.
+            ArgumentError: If the rows of the processes, or micro-batches, do not fit together.
         """
 
     @abstractmethod
-    def gradients(self, named: NamedParameters, weights: Tensor) -> dict[str, Tensor]:
-        """Combine the rows of this process.
+    def values(self, *, wanted: bool) -> Tensor | None:
+        """The losses of all rows, shape (m,).
 
         Args:
-            named: The parameters.
-            weights: One per row of this process.
+            wanted: Whether a method reads them. Otherwise ``None`` may save a message.
+        """
+
+    @abstractmethod
+    def gramian(self, named: NamedParameters) -> Tensor:
+        """The Gramian of all rows over some parameters, shape (m, m), equal on all processes."""
+
+    @abstractmethod
+    def jacobian(self, named: NamedParameters) -> Tensor:
+        """The rows over some parameters, shape (m, n), on the first process; elsewhere n is 0."""
+
+    @abstractmethod
+    def features_gramian(self) -> Tensor:
+        """The Gramian of the gradients at the features, shape (m, m).
+
+        Raises:
+            GraphError: If there are no features.
+        """
+
+    @abstractmethod
+    def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:
+        """This process's part of the gradients ``weights @ J`` of some parameters.
+
+        Args:
+            named: The parameters, a group or a part of :attr:`plain`; each is asked for once.
+            weights: One per row, shape (m,).
+            delivery: What happens to the gradients.
 
         Returns:
             Name of a parameter to its gradient, where some row reaches it.
         """
 
     @abstractmethod
-    def values(self) -> list[Tensor]:
-        """The losses of the rows of this process, as vectors in the order of the rows."""
+    def delivered(self, own: Gradients, complete: Gradients, delivery: Delivery) -> Gradients:
+        """The gradients that this process adds to ``.grad``.
 
-    @property
+        Args:
+            own: What :meth:`combine` has returned.
+            complete: The gradients of the other parameters, of all rows.
+            delivery: What happens to them.
+        """
+
+    def combined(self, weights: Tensor) -> Tensor | None:
+        """The weighted sum of the losses with its graph, if differentiating it is all that is left.
+
+        Args:
+            weights: One per row, shape (m,).
+        """
+        return None
+
     @abstractmethod
-    def paths(self) -> dict[str, str]:
-        """How the rows of each parameter were computed."""
+    def finite_only(self, finite: Sequence[bool]) -> Rows:
+        """The same step without the rows that are not finite, as far as they can be told apart.
+
+        Args:
+            finite: Which rows were finite.
+
+        Returns:
+            Other rows, which have agreed already. They may not be finite either, if the ones that
+            are not have to be found out one by one first.
+
+        Raises:
+            NonFiniteError: If none may be left out.
+        """
+
+    @abstractmethod
+    def shown(self) -> Tensor:
+        """What stands for the losses of this process, a detached scalar."""
+
+    def plain_weights(self) -> Tensor:
+        """The weights of ordinary training, shape (m,): sum over tasks, mean over all else."""
+        return self.like().new_full((self.layout.m,), self.layout.plain_weight)
+
+    def like(self) -> Tensor:
+        """An empty tensor of the type and on the device of the Gramian."""
+        wide = any(tensor.dtype.to_real() == torch.float64 for _, tensor in self.named)
+        dtype = torch.float64 if wide else torch.float32
+        return torch.empty(0, dtype=dtype, device=self.named[0][1].device)
+
+    def losses_error(self, bad: Sequence[str], total: int) -> NonFiniteError:
+        """The error for losses that are NaN or infinite.
+
+        Args:
+            bad: Their names.
+            total: How many losses there are.
+        """
+        remedy = "lower the learning rate, or set nonfinite='skip'"
+        return NonFiniteError(
+            f"Losses must be finite, got NaN or infinity in {len(bad)} of {total}"
+            f"{self._whereabouts()}: {_listed(bad)}. Look at the inputs of these objectives, "
+            f"{remedy if self._can_skip else 'or lower the learning rate'}."
+        )
+
+    def gradients_error(self, bad: Sequence[str]) -> NonFiniteError:
+        """The error for rows that are NaN or infinite; ``bad`` are their names."""
+        return NonFiniteError(
+            f"Gradients must be finite, got NaN or infinity in those of {len(bad)} of "
+            f"{self.layout.m} objectives{self._whereabouts()}: {_listed(bad)}. Their losses are "
+            "finite: look for a square root, a logarithm or a division at its limit"
+            f"{', or set nonfinite=' + repr('skip') if self._can_skip else ''}."
+        )
+
+    def _names(self, finite: Sequence[bool]) -> list[str]:
+        """The names of the rows that are not finite."""
+        return [name for name, fine in zip(self.layout.names, finite, strict=True) if not fine]
+
+    def _whereabouts(self) -> str:
+        batches = f" in {self._micro_batches} micro-batches" if self._micro_batches > 1 else ""
+        return batches + (f" on {self.pool.size} processes" if self.pool.size > 1 else "")
 
 
-def per_parameter(direction: Tensor, named: NamedParameters) -> dict[str, Tensor]:
+def nothing_reached(parameters: int) -> GraphError:
+    """The error for losses that depend on none of some parameters."""
+    return GraphError(
+        f"Losses must depend on a parameter, got a graph that reaches none of {parameters}. "
+        "Reentrant checkpointing hides them (use `use_reentrant=False`), and so do "
+        "`torch.no_grad()` and `detach()`."
+    )
+
+
+def per_parameter(direction: Tensor, named: NamedParameters) -> Gradients:
     """Cut a direction of shape (n,) into the gradients of the parameters."""
     parts = direction.split([column_count(tensor) for _, tensor in named])
     return {
@@ -68,7 +215,13 @@ def per_parameter(direction: Tensor, named: NamedParameters) -> dict[str, Tensor
 
 def columns_of(J: Tensor, named: NamedParameters, some: NamedParameters) -> Tensor:
     """The columns of some of the parameters that a Jacobian is about, in its order."""
+    if len(some) == len(named):
+        return J
     wanted = {name for name, _ in some}
     parts = J.split([column_count(tensor) for _, tensor in named], dim=1)
     own = zip(parts, named, strict=True)
     return torch.cat([part for part, (name, _) in own if name in wanted], dim=1)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")

@@ -1,4 +1,4 @@
-"""Rows of one process whose batch comes in pieces."""
+"""Rows of a batch that comes in pieces, kept until the last of them."""
 
 from __future__ import annotations
 
@@ -8,66 +8,117 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.core.processes._exchange import add_by_rows
-from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of
+from lightning_jd.core.processes._delivery import Gradients
+from lightning_jd.core.processes._exchange import add_by_rows, all_at_first
+from lightning_jd.core.processes._layout import LISTED, Description, kind_of
 from lightning_jd.core.processes._pool import Pool
-from lightning_jd.core.rows._base import LocalRows, columns_of, per_parameter
-from lightning_jd.engines import NamedParameters, Objectives, Slow, column_count
+from lightning_jd.core.rows._base import Nonfinite, Rows, columns_of, per_parameter
+from lightning_jd.core.rows._whole import WholeRows
+from lightning_jd.engines import (
+    NamedParameters,
+    Objectives,
+    Select,
+    column_count,
+    jacobian,
+    jacobian_with_reasons,
+)
+from lightning_jd.errors import GraphError
 
 
-class KeptRows(LocalRows):
+class KeptRows(WholeRows):
     """Adds up the rows of tasks (and ranks) and lists the rows of instances.
 
     Tasks are means over their data, so the row of a task is the mean of its rows in all pieces that
-    have it. Instances are the data: their rows are put one below the other.
+    have it. Instances are the data: their rows are put one below the other. So a process keeps
+    (m, n) numbers.
 
-    Args:
-        named: All parameters, whose entries are the columns.
+    Arguments are those of :class:`WholeRows`.
 
     Example:
-        >>> x = torch.ones(1, requires_grad=True)
+        >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
         >>> kept = KeptRows([("x", x)])
-        >>> kept.add(Objectives.of({"a": x[0], "b": x[0]}), torch.tensor([[2.0], [5.0]]))
-        >>> kept.add(Objectives.of({"a": x[0]}), torch.tensor([[4.0]]))
-        >>> kept.description().tasks, kept.matrix()
-        ((('a', 2), ('b', 1)), tensor([[6.],
-                [5.]]))
+        >>> for piece in (x * x, 3 * x[:1]):  # three instances in two pieces
+        ...     kept.add(Objectives.of(piece))
+        >>> kept.agree(exactly=True)
+        >>> kept.jacobian(kept.selected)
+        tensor([[2., 0.],
+                [0., 4.],
+                [3., 0.]])
     """
 
-    def __init__(self, named: NamedParameters) -> None:
-        self._named = named
+    def __init__(
+        self,
+        named: NamedParameters,
+        *,
+        select: Select = "all",
+        nonfinite: Nonfinite = "raise",
+        pool: Pool | None = None,
+    ) -> None:
+        super().__init__(named, select=select, nonfinite=nonfinite, pool=pool)
         self._kinds: set[str] = set()
         self._columns: set[int] = set()  # number of tasks per instance, where that is known
         self._sums: dict[str, tuple[Tensor, int]] = {}  # sum of the rows, number of pieces
         self._lists: list[Tensor] = []
-        self._losses: list[Tensor] = []  # of the rows in the lists, or ...
-        self._loss_of: dict[str, Tensor] = {}  # ... the sums that belong to the sums
+        self._listed_losses: list[Tensor] = []  # of the rows in the lists, or ...
+        self._summed_losses: dict[str, Tensor] = {}  # ... the sums that belong to the sums
         self._holes = False
-        self.slow: dict[str, Slow] = {}
 
-    def add(self, objectives: Objectives, J: Tensor, of: Objectives | None = None) -> None:
-        """Keep the rows of one piece.
-
-        Args:
-            objectives: Their losses.
-            J: The rows, shape (m, n).
-            of: All losses of the piece, where some were left out.
-        """
-        kinds, columns = kind_of(of or objectives)
-        self._holes = self._holes or (of is not None and of.m > objectives.m)
+    @override
+    def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
+        if (finite := self._note(objectives)) is None:
+            return
+        J = self._rows_of(finite, scale)
+        kinds, columns = kind_of(objectives)
+        self._holes = self._holes or objectives.m > finite.m
         self._kinds.update(kinds)
         self._columns.update(columns)
         if kinds[0] in LISTED:
             self._lists.append(J)
-            self._losses.append(objectives.values())
+            self._listed_losses.append(finite.values())
             return
-        for name, row, loss in zip(objectives.names, J, objectives.values(), strict=True):
+        for name, row, loss in zip(finite.names, J, finite.values(), strict=True):
             kept, count = self._sums.get(name, (None, 0))
             self._sums[name] = (row if kept is None else kept + row, count + 1)
-            self._loss_of[name] = loss + self._loss_of.get(name, 0)
+            self._summed_losses[name] = loss + self._summed_losses.get(name, 0)
 
     @override
-    def description(self) -> Description:
+    def agree(self, *, exactly: bool) -> None:
+        super().agree(exactly=exactly)
+        selected = {name for name, _ in self.selected}
+        self.paths = dict.fromkeys((name for name, _ in self.selected), "jacobian")
+        self.slow = {name: why for name, why in self.slow.items() if name in selected}
+
+    @override
+    def gramian(self, named: NamedParameters) -> Tensor:
+        G = self.like().new_zeros(self.layout.m, self.layout.m)
+        add_by_rows(G, self.pool, self.layout, [self._matrix(named).to(G)])
+        return self.pool.sum(G, "gramian")
+
+    @override
+    def jacobian(self, named: NamedParameters) -> Tensor:
+        like = self.like()
+        return all_at_first(self.pool, self.layout, [self._matrix(named).to(like)], like)
+
+    @override
+    def features_gramian(self) -> Tensor:
+        raise GraphError(
+            "Weights from features must have the graph of the whole step, got rows that were kept "
+            "of it. Set accumulation='batch' and nonfinite='raise'."
+        )
+
+    @override
+    def finite_only(self, finite: Sequence[bool]) -> Rows:
+        bad = self._names(finite)
+        if self._nonfinite == "raise":
+            raise self.gradients_error(bad)
+        self.skipped += tuple(bad)
+        own = self.layout.rows[self.pool.rank].where
+        self._keep([k for k, i in enumerate(own) if finite[i]])
+        self.layout = self.layout.without({i for i, fine in enumerate(finite) if not fine})
+        return self
+
+    @override
+    def _description(self) -> Description:
         return Description(
             kinds=tuple(sorted(self._kinds)),
             columns=tuple(sorted(self._columns)),
@@ -76,19 +127,31 @@ class KeptRows(LocalRows):
             holes=self._holes,
         )
 
-    def matrix(self, named: NamedParameters | None = None) -> Tensor:
-        """The sums and the listed rows, or the columns of some parameters.
+    @override
+    def _own_values(self) -> list[Tensor]:
+        if self._sums:
+            return [torch.stack([self._summed_losses[name] for name in self._sums])]
+        return self._listed_losses
 
-        Returns:
-            Shape (rows of this process, entries of the parameters).
-        """
-        J = self._joined()
-        if named is None or len(named) == len(self._named):
+    @override
+    def _own_gradients(self, named: NamedParameters, weights: Tensor) -> Gradients:
+        J = self._matrix(named)
+        return per_parameter(weights.to(J) @ J, named)
+
+    def _rows_of(self, objectives: Objectives, scale: float | Tensor) -> Tensor:
+        J, slow = jacobian_with_reasons(objectives, self.named, scale=scale)
+        self.slow |= slow
+        if objectives.m == 1 or bool(torch.isfinite(J).all()):
             return J
-        return columns_of(J, self._named, named)
+        # Rows that are computed together spoil one another (zero times infinity is not a number).
+        return jacobian(objectives, self.named, scale=scale, chunk=1)
 
-    def keep_only(self, positions: Sequence[int]) -> None:
-        """Forget all rows but these."""
+    def _matrix(self, named: NamedParameters) -> Tensor:
+        """The columns of some parameters, shape (rows of this process, their entries)."""
+        return columns_of(self._joined(), self.named, named)
+
+    def _keep(self, positions: Sequence[int]) -> None:
+        """Forget all rows of this process but these."""
         J = self._joined()[list(positions)]
         if self._sums:
             names = [name for k, name in enumerate(self._sums) if k in positions]
@@ -96,27 +159,7 @@ class KeptRows(LocalRows):
             self._sums = dict(zip(names, zip(J, counts, strict=True), strict=True))
         else:
             self._lists = [J]
-            self._losses = [torch.cat(self._losses)[list(positions)]]
-
-    @override
-    def add_products(self, G: Tensor, pool: Pool, layout: Layout, named: NamedParameters) -> None:
-        add_by_rows(G, pool, layout, [self.matrix(named).to(G)])
-
-    @override
-    def gradients(self, named: NamedParameters, weights: Tensor) -> dict[str, Tensor]:
-        J = self.matrix(named)
-        return per_parameter(weights.to(J) @ J, named)
-
-    @override
-    def values(self) -> list[Tensor]:
-        if self._sums:
-            return [torch.stack([self._loss_of[name] for name in self._sums])]
-        return self._losses
-
-    @property
-    @override
-    def paths(self) -> dict[str, str]:
-        return {name: "jacobian" for name, _ in self._named}
+            self._listed_losses = [torch.cat(self._listed_losses)[list(positions)]]
 
     def _joined(self) -> Tensor:
         """All rows as one matrix, put together once."""
@@ -125,10 +168,6 @@ class KeptRows(LocalRows):
         if self._sums:
             first, *others = [row for row, _ in self._sums.values()]
             return torch.stack([first, *others]) if others else first.unsqueeze(0)
-        wide = any(tensor.dtype.to_real() == torch.float64 for _, tensor in self._named)
-        columns = sum(column_count(tensor) for _, tensor in self._named)
-        device = self._named[0][1].device
-        dtype = torch.float64 if wide else torch.float32
-        empty = torch.zeros((0, columns), dtype=dtype, device=device)
-        self._lists = [torch.cat([empty, *self._lists])]
+        columns = sum(column_count(tensor) for _, tensor in self.named)
+        self._lists = [torch.cat([self.like().new_zeros(0, columns), *self._lists])]
         return self._lists[0]

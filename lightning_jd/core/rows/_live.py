@@ -2,121 +2,170 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.core.processes._exchange import add_contributions
-from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of
+from lightning_jd.core.processes._delivery import Delivery, Gradients
+from lightning_jd.core.processes._layout import Layout
 from lightning_jd.core.processes._pool import Pool
-from lightning_jd.core.rows._base import LocalRows
+from lightning_jd.core.rows._base import Nonfinite, Rows
+from lightning_jd.core.rows._features import check_overlap, features_gramian
+from lightning_jd.core.rows._kept import KeptRows
 from lightning_jd.engines import (
     NamedParameters,
     Objectives,
-    Slow,
+    Select,
     Tape,
-    column_count,
+    jacobian_with_reasons,
     leaves_reached,
+    select,
     slow_parameters,
 )
-from lightning_jd.engines.tape import Contribution
 
 
-class LiveRows(LocalRows):
-    """Differentiates losses when their rows are asked for.
+class LiveRows(Rows):
+    """Differentiates the losses of one micro-batch when their rows are asked for.
 
     Args:
-        objectives: The losses of this process; ``None`` if it has none.
-        of: The same and those that were left out.
-        scale: See :func:`lightning_jd.core.compute_update`.
-        memory: ``"fast"`` keeps activation gradients (and the rows of tasks where these are
-            smaller) from the Gramian to the gradients; ``"low"`` works on some parameters at a
-            time, with passes for each of them, and ends with an ordinary backward pass.
+        named: The parameters.
+        select: Which of them are aggregated, see :func:`lightning_jd.engines.select`.
+        nonfinite: ``"raise"``, or ``"skip"`` to leave out objectives whose loss or gradient is NaN
+            or infinite.
+        memory: ``"fast"`` keeps activation gradients; ``"low"`` keeps less, and ends with an
+            ordinary backward pass where that would still be much.
+        retain_graph: Whether the graph of the losses is kept; otherwise it may be freed.
+        can_skip: See :class:`Rows`.
     """
 
     def __init__(
         self,
-        objectives: Objectives | None,
-        of: Objectives | None,
-        scale: float | Tensor,
-        memory: Literal["fast", "low"],
+        named: NamedParameters,
+        *,
+        select: Select = "all",
+        nonfinite: Nonfinite = "raise",
+        memory: Literal["fast", "low"] = "fast",
+        retain_graph: bool = False,
+        can_skip: bool = True,
     ) -> None:
-        self.objectives, self.of, self.scale = objectives, of, scale
+        super().__init__(named, Pool.alone(), can_skip=can_skip)
+        self._which, self._nonfinite = select, nonfinite
         self._memory = memory
+        self._retain_graph = retain_graph or nonfinite == "skip"  # looks again what is not finite
         self._tapes: dict[str, Tape] = {}  # by the first parameter
-        self._paths: dict[str, str] = {}
-        self.slow: dict[str, Slow] = {}
-        self._reached = set() if objectives is None else leaves_reached(objectives)
+        self._objectives: Objectives
+        self._scale: float | Tensor = 1.0
 
     @override
-    def description(self) -> Description:
-        kinds, columns = ((), ()) if self.of is None else kind_of(self.of)
-        names = () if self.objectives is None else self.objectives.names
-        if set(kinds) & set(LISTED):
-            holes = self.of is not None and self.of.m > len(names)
-            return Description(kinds, columns, tasks=(), listed=len(names), holes=holes)
-        return Description(kinds, columns, tasks=tuple((name, 1) for name in names), listed=0)
+    def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
+        self._objectives, self._scale = objectives, scale
+        self.has_values = objectives.has_values
 
     @override
-    def add_products(self, G: Tensor, pool: Pool, layout: Layout, named: NamedParameters) -> None:
-        for some in self._at_a_time(named, layout.m):
-            sizes = [column_count(tensor) for _, tensor in some]
-            add_contributions(G, pool, layout, sizes, self._contributions(some))
+    def agree(self, *, exactly: bool) -> None:
+        chosen = select(self._objectives, self.named, self._which)
+        self.layout = Layout.alone(self._objectives)
+        self.selected, self.plain = chosen.selected, chosen.plain
+        if exactly:
+            reached = leaves_reached(self._objectives)
+            self.selected = [pair for pair in self.selected if id(pair[1]) in reached]
 
     @override
-    def gradients(self, named: NamedParameters, weights: Tensor) -> dict[str, Tensor]:
-        if not self._reaches(named):
-            return {}
-        tape = self._tapes.get(named[0][0])
-        found = self._ordinary(named, weights) if tape is None else tape.gradients(weights)
-        own = zip(named, found, strict=True)
-        return {name: gradient for (name, _), gradient in own if gradient is not None}
+    def values(self, *, wanted: bool) -> Tensor:
+        return self._objectives.values()
 
     @override
-    def values(self) -> list[Tensor]:
-        return [] if self.objectives is None else [self.objectives.values()]
-
-    @property
-    @override
-    def paths(self) -> dict[str, str]:
-        return self._paths
-
-    def _at_a_time(self, named: NamedParameters, m: int) -> Iterator[NamedParameters]:
-        """All parameters, or so many at a time that their rows are not more than twice all."""
-        limit = 2 * sum(tensor.numel() for _, tensor in named)
-        some: NamedParameters = []
-        for name, tensor in named:
-            size = m * (tensor.numel() + sum(other.numel() for _, other in some))
-            if some and size > limit and self._memory == "low":
-                yield some
-                some = []
-            some.append((name, tensor))
-        yield some
-
-    def _contributions(self, named: NamedParameters) -> list[Contribution]:
-        if self.objectives is None or not self._reaches(named):
-            return []
-        tape = Tape(self.objectives, named, scale=self.scale)
-        found = tape.contributions()
-        self._paths |= tape.paths
-        self.slow |= slow_parameters(tape)
-        if self._memory == "fast":
-            self._tapes[named[0][0]] = tape
-        return found
-
-    def _reaches(self, named: NamedParameters) -> bool:
-        return any(id(tensor) in self._reached for _, tensor in named)
-
-    def _ordinary(self, named: NamedParameters, weights: Tensor) -> list[Tensor | None]:
-        assert self.objectives is not None
-        gradients = torch.autograd.grad(
-            self.objectives.outputs,  # type: ignore[arg-type]  # tensors and edges may be mixed
-            [tensor for _, tensor in named],
-            self.objectives.cotangents(weights * self.scale),
-            retain_graph=True,
-            allow_unused=True,
+    def gramian(self, named: NamedParameters) -> Tensor:
+        # All groups differentiate the same graph.
+        keep = self._retain_graph or len(named) < len(self.selected)
+        tape = Tape(
+            self._objectives, named, scale=self._scale, memory=self._memory, retain_graph=keep
         )
-        return [None if gradient is None else gradient / self.scale for gradient in gradients]
+        self._tapes[named[0][0]] = tape
+        return tape.gramian()
+
+    @override
+    def jacobian(self, named: NamedParameters) -> Tensor:
+        J, slow = jacobian_with_reasons(self._objectives, named, scale=self._scale)
+        self.paths |= {name: "jacobian" for name, _ in named}
+        self.slow |= slow
+        return J
+
+    @override
+    def features_gramian(self) -> Tensor:
+        return check_overlap(features_gramian(self._objectives, self._scale))
+
+    @override
+    def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:
+        tape = self._tapes.pop(named[0][0], None)  # and let go of it: the next one needs memory too
+        if tape is None:
+            keep = self._retain_graph or named is self.plain  # which comes first
+            return ordinary_gradients(self._objectives, named, weights, self._scale, keep)
+        found = tape.gradients(weights)
+        self.paths |= tape.paths
+        self.slow |= slow_parameters(tape)
+        return {name: g for (name, _), g in zip(named, found, strict=True) if g is not None}
+
+    @override
+    def delivered(self, own: Gradients, complete: Gradients, delivery: Delivery) -> Gradients:
+        return own | complete
+
+    @override
+    def combined(self, weights: Tensor) -> Tensor | None:
+        losses = self._objectives.losses
+        if self.plain:
+            return None
+        with torch.enable_grad():
+            if isinstance(losses, Tensor):
+                vector = losses.reshape(-1)
+            elif all(isinstance(loss, Tensor) for loss in losses):
+                vector = torch.stack(losses)  # type: ignore[arg-type]  # they are tensors
+            else:  # only their places in the graph are known
+                return None
+            return vector @ weights.to(vector)
+
+    @override
+    def finite_only(self, finite: Sequence[bool]) -> Rows:
+        if self._nonfinite == "raise":  # and the graph may be gone
+            if bad := self._objectives.nonfinite():
+                raise self.losses_error(bad, self._objectives.m)
+            raise self.gradients_error(self._names(finite))
+        # Rows that are computed together spoil one another: look at them one by one.
+        kept = KeptRows(self.named, select=self._which, nonfinite="skip", pool=self.pool)
+        kept.add(self._objectives, scale=self._scale)
+        kept.agree(exactly=True)
+        return kept
+
+    @override
+    def shown(self) -> Tensor:
+        return self._objectives.shown()
+
+    @override
+    def like(self) -> Tensor:
+        return torch.empty(0, dtype=self._objectives.dtype, device=self._objectives.device)
+
+
+def ordinary_gradients(
+    objectives: Objectives,
+    named: NamedParameters,
+    weights: Tensor,
+    scale: float | Tensor,
+    retain_graph: bool,
+) -> Gradients:
+    """The gradients of the weighted losses, by an ordinary backward pass."""
+    gradients = torch.autograd.grad(
+        objectives.outputs,  # type: ignore[arg-type]  # tensors and edges may be mixed
+        [tensor for _, tensor in named],
+        objectives.cotangents(weights * scale),
+        retain_graph=retain_graph,
+        allow_unused=True,
+    )
+    is_one = isinstance(scale, float) and scale == 1
+    return {
+        name: gradient if is_one else gradient / scale
+        for (name, _), gradient in zip(named, gradients, strict=True)
+        if gradient is not None
+    }

@@ -7,23 +7,19 @@ it, the others go along with zero. Each process then holds its columns of all ro
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeGuard
+from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from lightning_jd.aggregators import Balancer, GramianAggregator, Method, Step
-from lightning_jd.core._answers import check_values, weights_from
-from lightning_jd.core._groups import Groups, split_into_groups
-from lightning_jd.core._report import GroupReport, Report, total_gramian
-from lightning_jd.core._routes import Progress
-from lightning_jd.core._update import Update
-from lightning_jd.core.processes._delivery import COMPLETE, Delivery
-from lightning_jd.core.processes._failures import answer
+from lightning_jd.aggregators import Balancer, GramianAggregator, Method
+from lightning_jd.core.processes._delivery import Delivery, Gradients
+from lightning_jd.core.processes._failures import check_peers
 from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of
 from lightning_jd.core.processes._pool import Pool
-from lightning_jd.core.rows._base import columns_of, per_parameter
-from lightning_jd.core.rows._nonfinite import nonfinite_error
+from lightning_jd.core.rows._base import Rows, columns_of, per_parameter
 from lightning_jd.engines import NamedParameters, Objectives, Select, select
 from lightning_jd.errors import ArgumentError, SetupError
 
@@ -44,153 +40,137 @@ def is_sharded(named: NamedParameters) -> bool:
     return any(_is_distributed(tensor) for _, tensor in named)
 
 
-class ShardedAccumulation:
-    """As :class:`~lightning_jd.core._accumulation.Accumulation`, for parameters in pieces.
+class ShardedRows(Rows):
+    """Each process holds some columns of all rows, those of its pieces of the parameters.
 
-    All methods must be called by all processes together.
+    No objective can be left out: a process that does without one leaves the others waiting.
 
     Args:
         named: The parameters; the same for all micro-batches.
-        which: Which of them are aggregated, see :func:`lightning_jd.engines.select`.
-
-    Attributes:
-        dropped: Always 0: a row that is left out on one process only would leave the others alone.
+        select: Which of them are aggregated, see :func:`lightning_jd.engines.select`.
 
     Raises:
         SetupError: If a parameter is not cut into one piece per process.
     """
 
-    def __init__(self, named: NamedParameters, which: Select = "all") -> None:
-        self._pool = Pool(_local(named[0][1]).device)
-        _check_pieces(named, self._pool.size)
-        self._named, self._which = named, which
+    def __init__(self, named: NamedParameters, *, select: Select = "all") -> None:
+        super().__init__(named, Pool(_local(named[0][1]).device), can_skip=False)
+        _check_pieces(named, self.pool.size)
+        self._which = select
         self._pieces: NamedParameters = [(name, _local(tensor)) for name, tensor in named]
         self._kinds: set[tuple[str, int]] = set()  # and the number of tasks per instance
         self._rows: dict[str, tuple[Tensor, int]] = {}  # sum of the rows, and their number
         self._losses: list[Tensor] = []
-        self._has_values = True
         self._values: dict[str, Tensor] = {}  # sum of the losses of a row, and of this process only
-        self._chosen: set[str] = set()
+        self._J: Tensor
 
+    @override
     def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
-        """Differentiate the losses of one micro-batch, one pass per row.
-
-        Args:
-            objectives: The losses; their graph is kept.
-            scale: See :func:`lightning_jd.core.compute_update`.
+        """Differentiate the losses of one micro-batch, one pass per row; their graph is kept.
 
         Raises:
             PeerError: If another process has failed.
             NonFiniteError: If a loss of any process is NaN or infinite.
             ArgumentError: If the processes have different tasks.
         """
-        answer(self._pieces[0][1].device)  # from here on, no process can do without the others
-        layout = self._agree(objectives)
-        self._chosen = {name for name, _ in select(objectives, self._named, self._which).selected}
+        check_peers(self.pool.device)  # from here on, no process can do without the others
+        self._micro_batches += 1
+        layout = self._layout_of(objectives)
+        chosen = {name for name, _ in select(objectives, self.named, self._which).selected}
+        self.selected = [pair for pair in self._pieces if pair[0] in chosen]
+        self.plain = [pair for pair in self._pieces if pair[0] not in chosen]
         self._losses.append(objectives.values())
-        self._has_values = self._has_values and objectives.has_values
-        placed = layout.placed(objectives.values(), self._pool.rank)
-        before = [tensor.grad for _, tensor in self._named]
+        self.has_values = self.has_values and objectives.has_values
+        placed = layout.placed(objectives.values(), self.pool.rank)
+        before = [tensor.grad for _, tensor in self.named]
         try:
             for i, name in enumerate(layout.names):
                 unit = torch.zeros(layout.m, dtype=objectives.dtype, device=objectives.device)
-                unit[i] = self._pool.size  # because the pass ends with a mean
-                own = layout.own_weights(unit, self._pool.rank)
+                unit[i] = self.pool.size  # because the pass ends with a mean
+                own = layout.own_weights(unit, self.pool.rank)
                 row = self._pass(objectives, own * scale) / scale
                 self._keep(layout, name, row, placed[i])
         finally:
-            for (_, tensor), gradient in zip(self._named, before, strict=True):
+            for (_, tensor), gradient in zip(self.named, before, strict=True):
                 tensor.grad = gradient
 
-    def update(
-        self,
-        aggregator: Method,
-        *,
-        groups: Groups = None,
-        overflow: Literal["raise", "mean"] = "raise",
-        delivery: Delivery = COMPLETE,
-    ) -> Update:
-        """Aggregate all rows; arguments and result as in ``Accumulation.update``.
+    @override
+    def unsupported(self, method: Method) -> str | None:
+        return unsupported_by_pieces(method)
 
-        The gradients are pieces, as the parameters are. They are final: there is nothing to reduce,
-        whatever ``delivery`` says.
-
-        Raises:
-            NonFiniteError: If a gradient is NaN or infinite.
-            ArgumentError: If the aggregator is no weighting of the rows.
-        """
-        aggregator = aggregator.turn()
-        if aggregator.at_features:
-            raise ArgumentError(no_features(aggregator))
-        if not isinstance(aggregator, GramianAggregator | Balancer):
-            raise ArgumentError(needs_whole_rows(aggregator))
-        progress = Progress()
-        begin = progress.last
-        names = tuple(self._rows)
-        J = torch.stack([total / count for total, count in self._rows.values()])
-        check_values(aggregator, known=self._has_values)
-        values = self._all_values(J) if aggregator.uses_values else None
+    @override
+    def agree(self, *, exactly: bool) -> None:
         ((kind, columns),) = self._kinds
-        found: dict[str, Tensor] = {}
-        if isinstance(aggregator, Balancer):  # the same for all groups
-            groups = None
-        selected = [pair for pair in self._pieces if pair[0] in self._chosen]
-        for group, members in split_into_groups(selected, groups).items():
-            part = columns_of(J, self._pieces, members)
-            G = self._pool.sum(part @ part.T, "gramian")
-            progress.lap("gramian")
-            told = Step(names, values, kind, group, columns)
-            weights = self._weights(aggregator, G, told, overflow)
-            progress.lap("weights")
-            found |= per_parameter(weights @ part, members)
-            in_group = tuple(name for name, _ in members)
-            progress.reports[group] = GroupReport(G, weights, in_group)
-        plain = [pair for pair in self._pieces if pair[0] not in self._chosen]
-        if plain:
-            total = columns_of(J, self._pieces, plain).sum(dim=0)
-            found |= per_parameter(total * self._plain_weight(len(J)), plain)
-        gradients = [_in_pieces(found[name], tensor) for name, tensor in self._named]
-        progress.lap("gradients")
-        progress.milliseconds["total"] = 1000 * (progress.last - begin)
-        report = Report(
-            gramian=(
-                total_gramian(progress.reports.values())
-                if progress.reports
-                else J.new_zeros(len(J), len(J))
-            ),
-            weights=weights if len(progress.reports) == 1 else None,
-            names=names,
-            paths={name: "pieces" if name in self._chosen else "plain" for name, _ in self._named},
-            milliseconds=progress.milliseconds,
-            groups=progress.reports,
-            bytes_sent=dict(self._pool.sent),
-        )
-        value = torch.cat(self._losses).mean()
-        return Update([tensor for _, tensor in self._named], gradients, value, report)
+        self.layout = Layout(kind, tuple(self._rows), columns, ())
+        self._J = torch.stack([total / count for total, count in self._rows.values()])
+        self.paths = dict.fromkeys((name for name, _ in self.selected), "pieces")
 
-    def _agree(self, objectives: Objectives) -> Layout:
-        """Learn what the other processes have."""
+    @override
+    def values(self, *, wanted: bool) -> Tensor | None:
+        """The mean over micro-batches, over all processes."""
+        if not wanted:
+            return None
+        own = [self._values[name] / count for name, (_, count) in self._rows.items()]
+        return self.pool.sum(torch.stack(own).to(self._J), "losses")
+
+    @override
+    def gramian(self, named: NamedParameters) -> Tensor:
+        part = columns_of(self._J, self._pieces, named)
+        return self.pool.sum(part @ part.T, "gramian")
+
+    @override
+    def jacobian(self, named: NamedParameters) -> Tensor:
+        raise AssertionError("no process holds whole rows: see `unsupported`")
+
+    @override
+    def features_gramian(self) -> Tensor:
+        raise AssertionError("no backward pass ends at the features: see `unsupported`")
+
+    @override
+    def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:
+        part = columns_of(self._J, self._pieces, named)
+        return per_parameter(weights.to(part) @ part, named)
+
+    @override
+    def delivered(self, own: Gradients, complete: Gradients, delivery: Delivery) -> Gradients:
+        """All of them, in pieces. They are final: nothing is reduced, whatever is asked for."""
+        return {name: _in_pieces(own[name], tensor) for name, tensor in self.named}
+
+    @override
+    def finite_only(self, finite: Sequence[bool]) -> Rows:
+        raise self.gradients_error(self._names(finite))
+
+    @override
+    def shown(self) -> Tensor:
+        return torch.cat(self._losses).mean()
+
+    @override
+    def like(self) -> Tensor:
+        return self._J.new_empty(0)
+
+    def _layout_of(self, objectives: Objectives) -> Layout:
+        """Learn what the other processes have in this micro-batch."""
         kinds, columns = kind_of(objectives)
         listed = kinds[0] in LISTED
         tasks = () if listed else tuple((name, 1) for name in objectives.names)
         description = Description(kinds, columns, tasks, objectives.m if listed else 0)
-        told = self._pool.gather((objectives.nonfinite(), description))
-        if bad := [*dict.fromkeys(name for names, _ in told for name in names)]:
-            raise nonfinite_error("Losses", bad)
-        layout = Layout.of([each for _, each in told])
+        told = self.pool.gather((objectives.nonfinite(), objectives.m, description))
+        if bad := [name for names, _, _ in told for name in names]:
+            raise self.losses_error(bad, sum(m for _, m, _ in told))
+        layout = Layout.of([each for _, _, each in told])
         if 0 in layout.counts or (layout.kind == "tasks" and min(layout.counts) < layout.m):
+            has = [[name for name, _ in each.tasks] or each.listed for _, _, each in told]
             raise ArgumentError(
                 "With parameters in pieces, all processes must have losses, and of the same tasks, "
-                f"got {[[name for name, _ in each.tasks] or each.listed for _, each in told]}. A "
-                "process that skips a part of the model leaves the others waiting: return zero "
-                "times the outputs instead, or use strategy='ddp'."
+                f"got {has}. A process that skips a part of the model leaves the others waiting: "
+                "return zero times the outputs instead, or use strategy='ddp'."
             )
         self._kinds.add((layout.kind, layout.columns))
         return layout
 
     def _pass(self, objectives: Objectives, weights: Tensor) -> Tensor:
         """This process's columns of the mean over processes of ``weights @ rows``."""
-        for _, tensor in self._named:
+        for _, tensor in self.named:
             tensor.grad = None
         # All losses, though most have weight zero: every process must run through all of its graph.
         torch.autograd.backward(
@@ -202,7 +182,7 @@ class ShardedAccumulation:
         dtype = torch.float64 if wide else torch.float32
         parts = [
             piece.new_zeros(piece.numel()) if tensor.grad is None else _local(tensor.grad).flatten()
-            for (_, tensor), (_, piece) in zip(self._named, self._pieces, strict=True)
+            for (_, tensor), (_, piece) in zip(self.named, self._pieces, strict=True)
         ]
         return torch.cat([part.to(dtype) for part in parts])
 
@@ -218,45 +198,22 @@ class ShardedAccumulation:
         self._rows[name] = (total + row, count + 1)
         self._values[name] = loss + self._values.get(name, 0)
 
-    def _weights(
-        self, aggregator: GramianAggregator | Balancer, G: Tensor, told: Step, overflow: str
-    ) -> Tensor:
-        finite = torch.isfinite(G.diagonal())
-        if bool(finite.all()):
-            return self._pool.asked_of_first(
-                lambda: weights_from(aggregator, G, told), G.diagonal(), "weights"
-            )
-        if overflow == "mean":
-            return torch.full_like(G.diagonal(), 1 / len(G))
-        bad = [name for name, fine in zip(told.names, finite.tolist(), strict=True) if not fine]
-        raise nonfinite_error("Gradients", bad)
 
-    def _all_values(self, like: Tensor) -> Tensor:
-        """The losses of the rows: the mean over micro-batches, over all processes."""
-        own = [self._values[name] / count for name, (_, count) in self._rows.items()]
-        return self._pool.sum(torch.stack(own).to(like), "losses")
-
-    def _plain_weight(self, m: int) -> float:
-        ((kind, columns),) = self._kinds
-        return 1.0 if kind == "tasks" else columns / m
-
-
-def no_features(aggregator: Method) -> str:
-    """Why weights from features do not work with parameters in pieces."""
-    return (
-        f"With parameters in pieces, {aggregator.label} cannot work: a backward pass must run "
-        "through the whole graph, and cannot end at the features. Choose the aggregator itself, or "
-        "strategy='ddp'."
-    )
-
-
-def needs_whole_rows(aggregator: Method) -> str:
-    """Why an aggregator cannot work with parameters in pieces."""
-    return (
-        "With parameters in pieces, the aggregator must be a weighting of the rows, got "
-        f"{aggregator.label}, which needs the whole Jacobian on one "
-        "process. Choose another one ('upgrad'), or strategy='ddp'."
-    )
+def unsupported_by_pieces(method: Method) -> str | None:
+    """Why a method cannot work with parameters in pieces, and what can; ``None`` if it can."""
+    if method.at_features:
+        return (
+            f"With parameters in pieces, {method.label} cannot work: a backward pass must run "
+            "through the whole graph, and cannot end at the features. Choose the aggregator "
+            "itself, or strategy='ddp'."
+        )
+    if not isinstance(method, GramianAggregator | Balancer):
+        return (
+            "With parameters in pieces, the aggregator must be a weighting of the rows, got "
+            f"{method.label}, which needs the whole Jacobian on one process. Choose another one "
+            "('upgrad'), or strategy='ddp'."
+        )
+    return None
 
 
 def _check_pieces(named: NamedParameters, processes: int) -> None:

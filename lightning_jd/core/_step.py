@@ -1,0 +1,232 @@
+"""One step of Jacobian descent: rows -> Gramian -> weights -> gradients.
+
+Rows may be those of one process or of several, of one micro-batch or of several, whole or in
+pieces: the step does not know.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Hashable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, Method, Step
+from lightning_jd.core._answers import check_values, direction_from, weights_from
+from lightning_jd.core._groups import Groups, split_into_groups
+from lightning_jd.core._report import GroupReport, Report, total_gramian
+from lightning_jd.core._update import Update
+from lightning_jd.core.processes._delivery import COMPLETE, Delivery, Gradients
+from lightning_jd.core.rows._base import Rows, nothing_reached, per_parameter
+from lightning_jd.engines import NamedParameters, column_count, hooks_silenced
+from lightning_jd.errors import ArgumentError
+
+
+def compute_update(
+    rows: Rows,
+    method: Method,
+    *,
+    groups: Groups = None,
+    overflow: Literal["raise", "mean"] = "raise",
+    delivery: Delivery = COMPLETE,
+) -> Update:
+    """Compute the gradients of one step of Jacobian descent without touching ``.grad``.
+
+    Selected parameters get ``Jᵀ w`` with ``w = method.weights(J Jᵀ)``, group by group, or
+    ``method(J)`` where the method is no weighting; a balancer gives ``w`` from the losses alone.
+    The others get their plain gradient, that of the sum over tasks of the mean over instances.
+
+    Args:
+        rows: The rows, see :func:`lightning_jd.core.collect`.
+        method: The aggregator or balancer. Only the first process asks it.
+        groups: ``None``, ``"layer"`` or a function from the name of a parameter to its group.
+        overflow: If losses are finite but gradients are not: ``"raise"``, or ``"mean"`` to weigh
+            all rows alike and let a GradScaler skip the step.
+        delivery: What the gradients of this process must be.
+
+    Returns:
+        The update, whose report is the same on all processes. Zero if every row was left out.
+
+    Raises:
+        NonFiniteError: If a loss, or the gradient of one, is NaN or infinite.
+        GraphError: If no objective reaches a parameter.
+        ArgumentError: If the method cannot work with these rows.
+    """
+    method = method.turn()
+    if (problem := rows.unsupported(method)) is not None:
+        raise ArgumentError(problem)
+    check_values(method, known=rows.has_values)
+    return _Step(rows, method, groups, overflow, delivery).update()
+
+
+class _Step:
+    def __init__(
+        self, rows: Rows, method: Method, groups: Groups, overflow: str, delivery: Delivery
+    ) -> None:
+        self.rows, self.method, self.delivery = rows, method, delivery
+        self.overflow = overflow
+        self.weights_first = isinstance(method, Balancer) or method.at_features
+        # Losses and features are the same for all groups.
+        self.groups = None if self.weights_first else groups
+        self.needs_rows = not isinstance(method, GramianAggregator | Balancer)
+        self.members: dict[Hashable, NamedParameters] = {}
+        self.values: Tensor | None = None
+        self.jacobians: dict[Hashable, Tensor] = {}
+        self.gramians: dict[Hashable, Tensor | None] = {}
+        self.reports: dict[Hashable, GroupReport] = {}
+        self.own: Gradients = {}
+        self.complete: Gradients = {}
+        self.milliseconds: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def update(self) -> Update:
+        tensors = dict(self.rows.named)
+        with torch.no_grad(), hooks_silenced(tensors.values()):
+            self.rows.agree(exactly=self.groups is not None or self.needs_rows)
+            self.look()
+            finite = self.finite()
+            # Before a group is weighed: a method that keeps a state must not be asked in vain.
+            for group, named in self.members.items():
+                self.reports[group] = self.ask(group, named, finite[group])
+            self.lap("weights")
+            combined = None
+            if self.weights_first and self.reports:
+                weights = self.reports[None].weights
+                assert weights is not None
+                combined = self.rows.combined(weights)
+            if combined is not None:
+                reached = [tensor for _, tensor in self.rows.selected]
+                return Update(reached, [], self.rows.shown(), self.report(), combined)
+            found = self.gradients()
+        if not found and self.rows.pool.size == 1 and self.rows.layout.m:
+            raise nothing_reached(len(tensors))
+        params = [tensors[name] for name in found]
+        return Update(params, list(found.values()), self.rows.shown(), self.report())
+
+    def lap(self, name: str) -> None:
+        """File the time since the last call under a name."""
+        now = time.perf_counter()
+        self.milliseconds[name] = self.milliseconds.get(name, 0.0) + 1000 * (now - self.last)
+        self.last = now
+
+    def look(self) -> None:
+        """Compute all that the method wants to see, and before that what it does not decide on."""
+        rows = self.rows
+        if rows.plain:  # before the Gramian, which may free the graph
+            self.own = rows.combine(rows.plain, rows.plain_weights(), self.delivery)
+            self.lap("gradients")
+        self.members = split_into_groups(rows.selected, self.groups)
+        self.values = rows.values(wanted=self.method.uses_values)
+        self.gramians = {group: self.gramian(group) for group in self.members}
+        self.lap("gramian")
+
+    def gramian(self, group: Hashable) -> Tensor | None:
+        """What the method is told of the rows of a group."""
+        if isinstance(self.method, Balancer):
+            return None
+        if self.method.at_features:
+            return self.rows.features_gramian()
+        if not self.needs_rows:
+            return self.rows.gramian(self.members[group])
+        J = self.jacobians[group] = self.rows.jacobian(self.members[group])
+        return self.rows.pool.from_first(J @ J.T, "gramian")
+
+    def finite(self) -> dict[Hashable, bool]:
+        """Whether the rows of each group are finite; rows that are not may have been left out."""
+        while True:
+            # Sums tell whether all is finite. An inner product of two finite rows is finite, so
+            # the diagonals tell about all of G.
+            sums = [G.trace() for G in self.gramians.values() if G is not None]
+            if self.values is not None:
+                losses = self.values.sum(dtype=sums[0].dtype if sums else None)
+                sums = [each + losses for each in sums] or [losses]
+            if all(map(math.isfinite, _numbers(sums))):
+                return dict.fromkeys(self.members, True)
+            diagonals = {g: G.diagonal() for g, G in self.gramians.items() if G is not None}
+            fine = {group: torch.isfinite(each) for group, each in diagonals.items()}
+            known = [] if self.values is None else [torch.isfinite(self.values)]
+            if self.overflow == "mean" and all(bool(each.all()) for each in known):
+                return {g: g not in fine or bool(fine[g].all()) for g in self.members}
+            rows = torch.stack([*known, *fine.values()]).all(dim=0).tolist()
+            if all(rows):  # their sums have overflowed
+                return dict.fromkeys(self.members, True)
+            self.rows = self.rows.finite_only(rows)
+            self.look()
+
+    def ask(self, group: Hashable, named: NamedParameters, finite: bool) -> GroupReport:
+        """What the method answers, the same on all processes."""
+        layout, pool, G = self.rows.layout, self.rows.pool, self.gramians[group]
+        values = self.values if self.rows.has_values else None
+        told = Step(layout.names, values, layout.kind, group, layout.columns)
+        names = tuple(name for name, _ in named)
+        method = self.method
+        if isinstance(method, GramianAggregator | Balancer):
+            like = self.values if G is None else G[0] if len(G) else G.diagonal()
+            assert like is not None
+            if layout.m and finite:
+                weights = pool.asked_of_first(
+                    lambda: weights_from(method, G, told), like, "weights"
+                )
+            else:
+                weights = torch.full_like(like, 1 / max(1, layout.m))
+            return GroupReport(G, weights, names)
+        assert isinstance(method, Aggregator)
+        assert G is not None
+        J = self.jacobians.pop(group)
+        m, n = len(G), sum(column_count(tensor) for _, tensor in named)
+
+        def with_products() -> Tensor:
+            if m == 0:
+                return G.new_zeros(n)
+            direction = direction_from(method, J, told) if finite else J.mean(dim=0)
+            return torch.cat([direction, J @ direction])
+
+        answer = pool.asked_of_first(with_products, G.new_empty(n + m), "gradient")
+        direction, products = answer.split([n, m])
+        self.complete |= per_parameter(direction, named)
+        return GroupReport(G, None, names, products, direction @ direction)
+
+    def gradients(self) -> Gradients:
+        """What this process adds to ``.grad``."""
+        for group, report in reversed(self.reports.items()):
+            if report.weights is not None:
+                self.own |= self.rows.combine(self.members[group], report.weights, self.delivery)
+        found = self.rows.delivered(self.own, self.complete, self.delivery)
+        self.lap("gradients")
+        return found
+
+    def report(self) -> Report:
+        rows, parts, m = self.rows, list(self.reports.values()), self.rows.layout.m
+        if parts:
+            gramian, weights = total_gramian(parts), parts[0].weights if len(parts) == 1 else None
+        else:  # no parameter is shared by two tasks: plain training
+            gramian, weights = rows.like().new_zeros(m, m), rows.plain_weights()
+        paths = rows.paths
+        if self.weights_first and not paths:
+            path = "features" if self.method.at_features else "balanced"
+            paths = dict.fromkeys((name for name, _ in rows.selected), path)
+        if rows.plain:
+            paths = {name: "plain" for name, _ in rows.plain} | paths
+        self.milliseconds["total"] = sum(self.milliseconds.values())
+        return Report(
+            gramian=gramian,
+            weights=weights,
+            names=rows.layout.names,
+            paths=paths,
+            milliseconds=self.milliseconds,
+            groups=self.reports,
+            bytes_sent=dict(rows.pool.sent),
+            skipped=rows.skipped,
+            slow=rows.slow,
+        )
+
+
+def _numbers(scalars: list[Tensor]) -> list[float]:
+    """Their values, for which a device is waited for once."""
+    if len(scalars) < 2:
+        return [scalar.item() for scalar in scalars]
+    numbers: list[float] = torch.stack(scalars).tolist()
+    return numbers
