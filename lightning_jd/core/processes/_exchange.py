@@ -76,9 +76,9 @@ def add_contributions(
     for contribution in contributions:
         parts[contribution.placements[0].parameter].append(contribution)
     forms = pool.gather(tuple(form_of(those) for those in parts))
-    weights = travelling_factors(forms, layout.counts)
+    weights = travelling_factors(forms, layout.counts, sizes)
     add_by_factors(G, pool, layout, weights, dict(enumerate(parts)), BUCKET_BYTES)
-    covered = {place for weight in weights for place in weight.places}
+    covered = {place for weight in weights for place in weight[0].places}
     singles: dict[int, list[Contribution]] = {k: [] for k in range(len(sizes)) if k not in covered}
     for those in [those for k, those in enumerate(parts) if k not in covered]:
         for single in [single for part in those for single in part.split()]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from lightning_jd.core.processes._layout import Layout
 from lightning_jd.core.processes._pool import Pool
-from lightning_jd.core.processes._volume import Matrix, factors_send_less
+from lightning_jd.core.processes._volume import factors_send_less
 from lightning_jd.engines.tape import (
     Contribution,
     OuterProduct,
@@ -25,93 +27,124 @@ from lightning_jd.engines.tape.contributions.convolution import (
 )
 
 
-class Factored(NamedTuple):
-    """How one process holds the rows of a weight: as factors of these sizes.
+@dataclass(frozen=True)
+class Factors:
+    """Small tensors that rows are made of, and that other processes can multiply their rows with.
 
     Attributes:
-        matrix: The sizes.
-        places: The position of the weight, and of its bias where the factors include it.
-        outputs_first: The weight is (outputs, inputs) rather than (inputs, outputs).
+        key: Rows on two processes can be multiplied by their factors if their keys are equal.
+        shapes: The shapes of the tensors of this process.
+        tensors: Makes the tensors, which is work only where they travel.
+        cross: The inner products of rows, shape (rows here, rows there), from the tensors here and
+            those of another process.
     """
 
-    matrix: Matrix
+    key: Hashable
+    shapes: tuple[tuple[int, ...], ...]
+    tensors: Callable[[], tuple[Tensor, ...]]
+    cross: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
+
+
+def factors_of(part: Contribution) -> Factors | None:
+    """The factors of a contribution; ``None`` if it has none."""
+    if isinstance(part, ConvolutionWeight):
+        if (sizes := patch_sizes(part)) is None:
+            return None
+        m, (T, i, o) = len(part.D), sizes
+
+        def patches() -> tuple[Tensor, Tensor]:
+            matrix = unfolded(part)
+            return matrix.A, matrix.D
+
+        return Factors(("outer", i, o, True, False), ((m, T, i), (m, T, o)), patches, _outer(False))
+    if not isinstance(part, OuterProduct | SharedActivations):
+        return None
+    if part.placements[0].where is not None:
+        return None
+    A, D, has_bias = part.A, part.D, len(part.placements) > 1
+    shared = isinstance(part, SharedActivations)
+    outputs_first = isinstance(part, OuterProduct) and part.cotangents_first
+    outputs_first = outputs_first != part.placements[0].transposed
+    key = ("shared" if shared else "outer", A.shape[-1], D.shape[-1], outputs_first, has_bias)
+    cross = _shared(has_bias) if shared else _outer(has_bias)
+    return Factors(key, (tuple(A.shape), tuple(D.shape)), lambda: (A, D), cross)
+
+
+def _outer(bias: bool) -> Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]:
+    return lambda own, other: cross_gramian((own[0], own[1]), (other[0], other[1]), bias=bias)
+
+
+def _shared(bias: bool) -> Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]:
+    return lambda own, other: shared_cross_gramian(
+        (own[0], own[1]), (other[0], other[1]), bias=bias
+    )
+
+
+class Factored(NamedTuple):
+    """What one process tells the others about the factors of a weight.
+
+    Attributes:
+        key: See :class:`Factors`.
+        places: The position of the weight, and of its bias where the factors include it.
+        shapes: See :class:`Factors`; none if it has no row that reaches the weight.
+    """
+
+    key: Hashable
     places: tuple[int, ...]
-    outputs_first: bool
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the factors are."""
+        return sum(map(prod, self.shapes))
 
 
 #: ``None``: no row of the process reaches the parameter.
 Form = Factored | str | None
-_FACTORED = (OuterProduct, SharedActivations)
 
 
 def form_of(parts: Sequence[Contribution]) -> Form:
     """How a process holds the rows of a parameter."""
     if not parts:
         return None
-    part = parts[0]
-    if len(parts) == 1 and isinstance(part, ConvolutionWeight):
-        sizes = patch_sizes(part)
-        return "rows" if sizes is None else Factored(Matrix(*sizes), _places(part), True)
-    if len(parts) > 1 or not isinstance(part, _FACTORED) or part.placements[0].where is not None:
+    if len(parts) > 1 or (factors := factors_of(parts[0])) is None:
         return "rows"
-    positions, inputs = part.A.shape[-2:]
-    bias = sum(placement.size for placement in part.placements[1:])
-    shared = isinstance(part, SharedActivations)
-    outputs_first = isinstance(part, OuterProduct) and part.cotangents_first
-    return Factored(
-        Matrix(positions, inputs, part.D.shape[-1], bias, shared),
-        _places(part),
-        outputs_first != part.placements[0].transposed,
-    )
+    places = tuple(placement.parameter for placement in parts[0].placements)
+    return Factored(factors.key, places, factors.shapes)
 
 
-def _places(part: Contribution) -> tuple[int, ...]:
-    return tuple(placement.parameter for placement in part.placements)
+#: A weight whose factors travel: what each process has of it.
+Travelling = tuple[Factored, ...]
 
 
-class Travelling(NamedTuple):
-    """A weight whose factors travel.
-
-    Attributes:
-        places: The position of the weight, and of its bias where the factors include it.
-        matrices: The sizes of the factors on each process; zero positions where it has none.
-    """
-
-    places: tuple[int, ...]
-    matrices: tuple[Matrix, ...]
-
-    @property
-    def is_shared(self) -> bool:
-        """The rows of a process have the same activations."""
-        return self.matrices[0].shared
-
-
-def travelling_factors(forms: Sequence[Sequence[Form]], counts: Sequence[int]) -> list[Travelling]:
+def travelling_factors(
+    forms: Sequence[Sequence[Form]], counts: Sequence[int], sizes: Sequence[int]
+) -> list[Travelling]:
     """The weights whose factors should travel.
 
     Args:
         forms: How each process holds the rows of each parameter.
         counts: How many rows each process has.
+        sizes: How many entries each parameter has.
     """
     chosen = []
     for held in zip(*forms, strict=True):
-        known = [form for form in held if form is not None]
-        first = next(iter(known), None)
-        if not isinstance(first, Factored) or not all(_alike(first, form) for form in known):
+        first = next((form for form in held if form is not None), None)
+        if not isinstance(first, Factored) or not all(_alike(first, form) for form in held):
             continue
         if any(own[place] is not None for own in forms for place in first.places[1:]):
             continue  # on some process the bias is used without the weight
-        none = first.matrix._replace(positions=0)
-        matrices = tuple(form.matrix if isinstance(form, Factored) else none for form in held)
-        if factors_send_less(counts, matrices):
-            chosen.append(Travelling(first.places, matrices))
+        none = first._replace(shapes=())
+        weight = tuple(form if isinstance(form, Factored) else none for form in held)
+        row = sum(sizes[place] for place in first.places)
+        numbers = sum(form.numbers for form in weight)
+        if factors_send_less(numbers, sum(counts) * row, processes=len(counts)):
+            chosen.append(weight)
     return chosen
 
 
 def _alike(first: Factored, other: Form) -> bool:
-    return isinstance(other, Factored) and other == first._replace(
-        matrix=first.matrix._replace(positions=other.matrix.positions)
-    )
+    return other is None or (isinstance(other, Factored) and other[:2] == first[:2])
 
 
 def add_by_factors(
@@ -132,41 +165,42 @@ def add_by_factors(
         parts: What this process holds of them, by position.
         bucket_bytes: How much to send at a time.
     """
-    counts = layout.counts
     blocks: dict[int, Tensor] = {}
 
     def add(other: int, block: Tensor) -> None:
         blocks[other] = blocks[other] + block if other in blocks else block
 
-    for bucket in _buckets(weights, counts, bucket_bytes // G.element_size()):
-        own = [_factored(parts[weight.places[0]]) for weight in bucket]
-        for part in own:
-            if part is not None:
-                add(pool.rank, part.gramian().to(G))
-        leaving = _packed([part for part in own if part is not None], G)
-        sizes = [_numbers(bucket, rank, counts) for rank in range(pool.size)]
+    for bucket in _buckets(weights, bucket_bytes // G.element_size()):
+        own: list[tuple[Factors, list[Tensor]] | None] = []
+        for weight in bucket:
+            part = next(iter(parts[weight[pool.rank].places[0]]), None)
+            factors = None if part is None else factors_of(part)
+            if part is None or factors is None:
+                own.append(None)
+                continue
+            add(pool.rank, part.gramian().to(G))
+            own.append((factors, [tensor.to(G) for tensor in factors.tensors()]))
+        flat = [tensor.reshape(-1) for each in own if each is not None for tensor in each[1]]
+        leaving = torch.cat(flat) if flat else G.new_empty(0)
+        sizes = [_numbers(bucket, rank) for rank in range(pool.size)]
         for distance in range(1, pool.size // 2 + 1):
             arriving = pool.pass_on(leaving, distance, sizes)
             if arriving is None:
                 continue
             behind = (pool.rank - distance) % pool.size
-            theirs = _unpacked(arriving, bucket, behind, counts[behind])
-            for weight, part, factors in zip(bucket, own, theirs, strict=True):
-                if part is not None and factors[1].numel():
-                    product = shared_cross_gramian if weight.is_shared else cross_gramian
-                    mine = (part.A.to(G), part.D.to(G))
-                    add(behind, product(mine, factors, bias=len(weight.places) > 1))
+            theirs = _unpacked(arriving, [weight[behind].shapes for weight in bucket])
+            for each, tensors in zip(own, theirs, strict=True):
+                if each is not None and tensors:
+                    add(behind, each[0].cross(each[1], tensors))
     for other, block in blocks.items():
         layout.add_block(G, block, pool.rank, other)
 
 
-def _buckets(
-    weights: Sequence[Travelling], counts: Sequence[int], numbers: int
-) -> Iterator[list[Travelling]]:
+def _buckets(weights: Sequence[Travelling], numbers: int) -> Iterator[list[Travelling]]:
     bucket: list[Travelling] = []
     for weight in weights:
         grown = [*bucket, weight]
-        if bucket and max(_numbers(grown, r, counts) for r in range(len(counts))) > numbers:
+        if bucket and max(_numbers(grown, r) for r in range(len(weight))) > numbers:
             yield bucket
             grown = [weight]
         bucket = grown
@@ -174,28 +208,13 @@ def _buckets(
         yield bucket
 
 
-def _numbers(bucket: Sequence[Travelling], rank: int, counts: Sequence[int]) -> int:
-    return sum(weight.matrices[rank].numbers(counts[rank]) for weight in bucket)
-
-
-def _factored(parts: Sequence[Contribution]) -> OuterProduct | SharedActivations | None:
-    part = next(iter(parts), None)
-    if isinstance(part, ConvolutionWeight):
-        return unfolded(part)
-    return part if isinstance(part, _FACTORED) else None
-
-
-def _packed(parts: Sequence[OuterProduct | SharedActivations], like: Tensor) -> Tensor:
-    flat = [factor.reshape(-1).to(like) for part in parts for factor in (part.A, part.D)]
-    return torch.cat(flat) if flat else like.new_empty(0)
+def _numbers(bucket: Sequence[Travelling], rank: int) -> int:
+    return sum(weight[rank].numbers for weight in bucket)
 
 
 def _unpacked(
-    numbers: Tensor, bucket: Sequence[Travelling], rank: int, m: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    for weight in bucket:
-        T, i, o = weight.matrices[rank][:3]
-        rows = () if weight.is_shared else (m,)
-        first, second = T * i if weight.is_shared else m * T * i, m * T * o
-        A, D, numbers = numbers.split([first, second, len(numbers) - first - second])
-        yield A.view(*rows, T, i), D.view(m, T, o)
+    numbers: Tensor, shapes: Sequence[tuple[tuple[int, ...], ...]]
+) -> Iterator[list[Tensor]]:
+    parts = iter(numbers.split([prod(shape) for those in shapes for shape in those]))
+    for those in shapes:
+        yield [next(parts).view(shape) for shape in those]

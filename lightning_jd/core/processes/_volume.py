@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 
@@ -36,25 +36,24 @@ class Matrix(NamedTuple):
         return self.positions * (self.inputs * (1 if self.shared else m) + self.outputs * m)
 
 
-def factors_send_less(counts: Sequence[int], matrices: Sequence[Matrix]) -> bool:
+def factors_send_less(factors: int, rows: int, *, processes: int) -> bool:
     """Whether the factors of a matrix weight should travel in the place of its rows.
 
     Rows go to the process that multiplies their columns, once. Factors go to half of the other
     processes, which is worth it as long as they are small and the processes few.
 
     Args:
-        counts: How many rows each process has.
-        matrices: Sizes of the factors on each process.
+        factors: How many numbers the factors are, on all processes together.
+        rows: How many numbers the rows are, on all processes together.
+        processes: The number of processes.
 
     Example:
         >>> dense = Matrix(positions=1, inputs=1024, outputs=1024)
-        >>> [factors_send_less([32] * R, [dense] * R) for R in (2, 64, 2048)]
+        >>> numbers, rows = dense.numbers(32), 32 * dense.size
+        >>> [factors_send_less(R * numbers, R * rows, processes=R) for R in (2, 64, 2048)]
         [True, True, False]
     """
-    R = len(counts)
-    factors = sum(matrix.numbers(m) for m, matrix in zip(counts, matrices, strict=True))
-    rows = sum(m * matrix.size for m, matrix in zip(counts, matrices, strict=True))
-    return factors * (R - 1) / 2 < rows * (R - 1) / R
+    return factors * (processes - 1) / 2 < rows * (processes - 1) / processes
 
 
 def volume(
@@ -92,7 +91,7 @@ def volume(
         n += size
         if isinstance(layer, Matrix) and kind != "ranks":
             matrix = layer._replace(shared=kind == "tasks")
-            if factors_send_less([m] * R, [matrix] * R):
+            if factors_send_less(R * matrix.numbers(m), R * m * size, processes=R):
                 factors += matrix.numbers(m)
                 continue
         rows += size
