@@ -7,8 +7,11 @@ from weakref import WeakKeyDictionary
 
 from lightning_jd.aggregators import AggregatorSpec, Method, resolve
 from lightning_jd.aggregators._memory import Stateful
+from lightning_jd.aggregators._registry import _CLASSES
 from lightning_jd.errors import ArgumentError
 
+#: Methods without a state by the name that they are registered under.
+_NAMED: dict[str, Method] = {}
 #: An object of another library to the method around it, which keeps its state and random stream.
 _AROUND: WeakKeyDictionary[Any, Method] = WeakKeyDictionary()
 
@@ -25,6 +28,10 @@ def method_of_call(spec: AggregatorSpec) -> Method:
     """
     if isinstance(spec, Method):
         return spec
+    if isinstance(spec, str):
+        known = _NAMED.get(spec)
+        if known is not None and type(known) is _CLASSES.get(spec):  # and no newer one of that name
+            return known
     if spec.__hash__ is not None and not isinstance(spec, str | type) and spec in _AROUND:
         return _AROUND[spec]
     method = resolve(spec)
@@ -34,6 +41,9 @@ def method_of_call(spec: AggregatorSpec) -> Method:
             f"in every call, got {spec!r}, which would begin anew each time. Make it once, with "
             "`resolve(...)` or by its class, and pass that."
         )
-    if method.is_foreign and method.state_dict():
-        _AROUND[spec] = method
+    if method.state_dict():
+        if method.is_foreign:
+            _AROUND[spec] = method
+    elif isinstance(spec, str):
+        _NAMED[spec] = method
     return method

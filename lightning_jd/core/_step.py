@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Hashable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -137,23 +138,17 @@ class _Step:
     def finite(self) -> dict[Hashable, bool]:
         """Whether the rows of each group are finite; rows that are not may have been left out."""
         while True:
-            # Sums tell whether all is finite. An inner product of two finite rows is finite, so
-            # the diagonals tell about all of G.
-            sums = [G.trace() for G in self.gramians.values() if G is not None]
-            if self.values is not None:
-                losses = self.values.sum(dtype=sums[0].dtype if sums else None)
-                sums = [each + losses for each in sums] or [losses]
-            if all(map(math.isfinite, _numbers(sums))):
+            # An inner product of two finite rows is finite: the diagonals tell about all of G.
+            looked_at = {g: G.diagonal() for g, G in self.gramians.items() if G is not None}
+            parts = [*looked_at.values(), *([] if self.values is None else [self.values])]
+            numbers = _numbers(parts)
+            if all(map(math.isfinite, numbers)):
                 return dict.fromkeys(self.members, True)
-            diagonals = {g: G.diagonal() for g, G in self.gramians.items() if G is not None}
-            fine = {group: torch.isfinite(each) for group, each in diagonals.items()}
-            known = [] if self.values is None else [torch.isfinite(self.values)]
-            if self.overflow == "mean" and all(bool(each.all()) for each in known):
-                return {g: g not in fine or bool(fine[g].all()) for g in self.members}
-            rows = torch.stack([*known, *fine.values()]).all(dim=0).tolist()
-            if all(rows):  # their sums have overflowed
-                return dict.fromkeys(self.members, True)
-            self.rows = self.rows.finite_only(rows)
+            m = self.rows.layout.m
+            fine = [[*map(math.isfinite, numbers[k : k + m])] for k in range(0, len(numbers), m)]
+            if self.overflow == "mean" and (self.values is None or all(fine[-1])):
+                return dict(zip(looked_at, map(all, fine), strict=False))
+            self.rows = self.rows.finite_only([all(flags) for flags in zip(*fine, strict=True)])
             self.look()
 
     def ask(self, group: Hashable, named: NamedParameters, finite: bool) -> GroupReport:
@@ -161,22 +156,21 @@ class _Step:
         layout, pool, G = self.rows.layout, self.rows.pool, self.gramians[group]
         values = self.values if self.rows.has_values else None
         told = Step(layout.names, values, layout.kind, group, layout.columns)
-        names = tuple(name for name, _ in named)
-        method = self.method
+        names = tuple([name for name, _ in named])
+        method, m = self.method, layout.m
         if isinstance(method, GramianAggregator | Balancer):
-            like = self.values if G is None else G[0] if len(G) else G.diagonal()
+            like = self.values if G is None else G
             assert like is not None
-            if layout.m and finite:
-                weights = pool.asked_of_first(
-                    lambda: weights_from(method, G, told), like, "weights"
-                )
+            if m and finite:
+                ask = partial(weights_from, method, G, told)
+                weights = pool.asked_of_first(ask, m, like, "weights")
             else:
-                weights = torch.full_like(like, 1 / max(1, layout.m))
+                weights = like.new_full((m,), 1 / max(1, m))
             return GroupReport(G, weights, names)
         assert isinstance(method, Aggregator)
         assert G is not None
         J = self.jacobians.pop(group)
-        m, n = len(G), sum(column_count(tensor) for _, tensor in named)
+        n = sum(column_count(tensor) for _, tensor in named)
 
         def with_products() -> Tensor:
             if m == 0:
@@ -184,7 +178,7 @@ class _Step:
             direction = direction_from(method, J, told) if finite else J.mean(dim=0)
             return torch.cat([direction, J @ direction])
 
-        answer = pool.asked_of_first(with_products, G.new_empty(n + m), "gradient")
+        answer = pool.asked_of_first(with_products, n + m, G, "gradient")
         direction, products = answer.split([n, m])
         self.complete |= per_parameter(direction, named)
         return GroupReport(G, None, names, products, direction @ direction)
@@ -224,9 +218,8 @@ class _Step:
         )
 
 
-def _numbers(scalars: list[Tensor]) -> list[float]:
-    """Their values, for which a device is waited for once."""
-    if len(scalars) < 2:
-        return [scalar.item() for scalar in scalars]
-    numbers: list[float] = torch.stack(scalars).tolist()
-    return numbers
+def _numbers(vectors: list[Tensor]) -> list[float]:
+    """What is in some vectors, one after the other: the only time that a step waits for a device."""
+    if len(vectors) > 1 and not vectors[0].is_cpu:
+        vectors = [torch.cat(vectors)]
+    return [number for vector in vectors for number in vector.tolist()]

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from lightning_jd.core._report import Report
-from lightning_jd.core._surrogate import surrogate
+from lightning_jd.core._surrogate import run_backward, surrogate
+
+#: Numbers up to which copies of all gradients are cheaper than a node of the graph that gives them
+#: away one by one.
+_SMALL = 2**16
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,7 @@ class Update:
     Attributes:
         params: The parameters that some objective reaches.
         gradients: One per parameter; the list is emptied when they are handed over.
-        value: The mean of the losses, a detached scalar.
+        losses: The losses, detached, or a scalar that stands for them.
         report: How they were computed.
         combined: The weighted sum of the losses with its graph, where an ordinary backward pass of
             it is all that is left to do; there are no gradients then.
@@ -26,16 +30,19 @@ class Update:
 
     params: list[Tensor]
     gradients: list[Tensor]
-    value: Tensor
+    losses: Tensor
     report: Report
     combined: Tensor | None = None
 
     def deliver(self, retain_graph: bool = False) -> None:
         """Add the gradients to ``.grad`` of the parameters, and of no other tensor."""
-        if self.combined is None:
-            self.surrogate().backward()
-        else:
+        if self.combined is not None:
             torch.autograd.backward(self.combined, retain_graph=retain_graph, inputs=self.params)
+        elif sum(gradient.numel() for gradient in self.gradients) <= _SMALL:
+            run_backward(self.params, self.gradients)
+            self.gradients.clear()
+        else:
+            self.surrogate().backward()
 
     def surrogate(self) -> Tensor:
         """A scalar whose backward pass adds the gradients.
@@ -45,7 +52,8 @@ class Update:
         """
         if self.combined is not None:
             return self.combined
+        value = self.losses.mean()
         if not self.params:  # on several processes, this one may have none
-            nobody = self.value.new_zeros((), requires_grad=True)
-            return surrogate(self.value, [nobody], [torch.zeros_like(nobody)])
-        return surrogate(self.value, self.params, self.gradients)
+            nobody = value.new_zeros((), requires_grad=True)
+            return surrogate(value, [nobody], [torch.zeros_like(nobody)])
+        return surrogate(value, self.params, self.gradients)

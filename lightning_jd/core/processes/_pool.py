@@ -24,6 +24,7 @@ class Pool:
 
     Args:
         device: Where the tensors of this process are.
+        alone: This process only, whether or not there are others.
 
     Attributes:
         device: Where the tensors of this process are.
@@ -39,19 +40,12 @@ class Pool:
         (1, ['mine'], [tensor([[1., 1.]])])
     """
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        distributed = dist.is_available() and dist.is_initialized()
+    def __init__(self, device: torch.device | None = None, *, alone: bool = False) -> None:
+        distributed = not alone and dist.is_available() and dist.is_initialized()
         self.size = dist.get_world_size() if distributed else 1
         self.rank = dist.get_rank() if distributed else 0
         self.sent: Counter[str] = Counter()
         self.device = device
-
-    @classmethod
-    def alone(cls) -> Pool:
-        """This process, whether or not there are others."""
-        pool = cls.__new__(cls)
-        pool.size, pool.rank, pool.sent, pool.device = 1, 0, Counter(), None
-        return pool
 
     def gather(self, value: T) -> list[T]:
         """The (small, picklable) values of all processes, in the order of their ranks.
@@ -148,18 +142,21 @@ class Pool:
             self._count(purpose, (self.size - 1) * _bytes(tensor) // self.size)
         return tensor
 
-    def asked_of_first(self, compute: Callable[[], Tensor], like: Tensor, purpose: str) -> Tensor:
+    def asked_of_first(
+        self, compute: Callable[[], Tensor], size: int, like: Tensor, purpose: str
+    ) -> Tensor:
         """What the first process computes: the same bits everywhere, or the same error.
 
         Args:
             compute: Called by the first process only.
-            like: A tensor of the shape and type of its result.
+            size: The length of its result.
+            like: A tensor of the type of its result.
             purpose: What it is counted under.
         """
         if self.size == 1:
             return compute()
         failure: Exception | None = None
-        result = torch.full_like(like, torch.nan)
+        result = like.new_full((size,), torch.nan)
         if self.rank == 0:
             try:
                 result = compute()
@@ -175,6 +172,10 @@ class Pool:
 
     def _count(self, purpose: str, amount: int) -> None:
         self.sent[purpose] += amount
+
+
+#: This process, which sends nothing.
+ALONE = Pool(alone=True)
 
 
 class _Remembered:

@@ -152,7 +152,7 @@ class Rows(ABC):
 
     @abstractmethod
     def shown(self) -> Tensor:
-        """What stands for the losses of this process, a detached scalar."""
+        """The losses of this process, detached, or a scalar that stands for them."""
 
     def plain_weights(self) -> Tensor:
         """The weights of ordinary training, shape (m,): sum over tasks, mean over all else."""

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lightning_jd.core.processes._delivery import Delivery, Gradients
 from lightning_jd.core.processes._layout import Layout
-from lightning_jd.core.processes._pool import Pool
+from lightning_jd.core.processes._pool import ALONE
 from lightning_jd.core.rows._base import Nonfinite, Rows
 from lightning_jd.core.rows._features import check_overlap, features_gramian
 from lightning_jd.core.rows._kept import KeptRows
@@ -51,7 +51,7 @@ class LiveRows(Rows):
         retain_graph: bool = False,
         can_skip: bool = True,
     ) -> None:
-        super().__init__(named, Pool.alone(), can_skip=can_skip)
+        super().__init__(named, ALONE, can_skip=can_skip)
         self._which, self._nonfinite = select, nonfinite
         self._memory = memory
         self._retain_graph = retain_graph or nonfinite == "skip"  # looks again what is not finite
@@ -141,7 +141,8 @@ class LiveRows(Rows):
 
     @override
     def shown(self) -> Tensor:
-        return self._objectives.shown()
+        total = self._objectives.total
+        return self._objectives.values() if total is None else total.detach()
 
     @override
     def like(self) -> Tensor:

@@ -96,7 +96,7 @@ class WholeRows(Rows):
 
     @override
     def shown(self) -> Tensor:
-        return torch.cat([self.like(), *self._losses]).mean()
+        return torch.cat([self.like(), *self._losses])
 
 
 def without(objectives: Objectives, names: Sequence[str]) -> Objectives | None:
