@@ -12,6 +12,8 @@ from lightning_jd.engines._objectives import Objectives, Output, Term
 from lightning_jd.errors import ArgumentError, GraphError
 
 _LEAF = "torch::autograd::AccumulateGrad"
+#: Nodes of reentrant checkpoints, which stand for a piece of the graph that is not there yet.
+HIDING = frozenset({"CheckpointFunctionBackward"})
 
 
 def tasks_reaching(objectives: Objectives) -> dict[int, int]:
@@ -89,7 +91,7 @@ def check_visible(nodes: Iterable[Node]) -> None:
     Raises:
         GraphError: If one comes from reentrant checkpointing.
     """
-    if any(node.name().startswith("CheckpointFunctionBackward") for node in nodes):
+    if any(node.name() in HIDING for node in nodes):
         raise GraphError(
             "The whole graph of the losses must be visible, but reentrant checkpointing hides the "
             "parameters inside it. Call `torch.utils.checkpoint.checkpoint` with "

@@ -115,15 +115,14 @@ def moody_rule() -> Iterator[list[bool]]:
     unregister_rule("DivBackward0", 1)
 
 
-@pytest.mark.parametrize("memory", ["fast", "low"])
-def test_a_rule_that_changes_its_mind_is_an_error(memory: str, moody_rule: list[bool]) -> None:
+def test_a_rule_that_changes_its_mind_is_an_error(moody_rule: list[bool]) -> None:
     model, x = Divided(), torch.randn(4, 200, dtype=torch.float64)
     for _ in range(3):
-        backward(model(x), model, "mean", memory=memory)
+        backward(model(x), model, "mean", memory="low")
     moody_rule.append(True)
     with pytest.raises(GraphError, match=r"refuses it now.*`retain_graph=True`"):
-        backward(model(x), model, "mean", memory=memory)
-    backward(model(x), model, "mean", memory=memory, retain_graph=True)
+        backward(model(x), model, "mean", memory="low")
+    backward(model(x), model, "mean", memory="low", retain_graph=True)
 
 
 @pytest.mark.parametrize("memory", ["fast", "low"])

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_jd.engines.tape.run import Ledger
+from lightning_jd.engines._columns import from_columns, to_columns
+from lightning_jd.engines.tape.run import Ledger, Replay
 from lightning_jd.errors import GraphError
 
 #: ``Jᵀ v`` of some parameters, from autograd.
@@ -35,6 +36,8 @@ _DIVISORS = (3.0, 5.0, 7.0, 11.0, 13.0)
 _FLOOR = 4.0
 #: Rounding errors of a product of rows, in units of the machine precision.
 _OF_PRODUCTS = 30.0
+#: How far a program may be from what it was recorded from, relative to the lengths of gradients.
+_ALIKE = 1e-4
 
 #: The user's random numbers (dropout, shuffling) must not depend on whether a step is certified.
 _RANDOM = torch.Generator().manual_seed(0)
@@ -215,6 +218,39 @@ def _by_component(
                 apart.append((others, other))
         components = [*apart, (together, total)]
     return [(tuple(sorted(parameters)), share) for parameters, share in components]
+
+
+def agree(replay: Replay, ledger: Ledger, parameters: Sequence[Tensor]) -> bool:
+    """Whether a program gives the Gramian and the gradients of the code it was recorded from.
+
+    Both do the same operations on the same numbers, so there is next to no rounding between them.
+
+    Args:
+        replay: What the program gave.
+        ledger: What the code gave.
+        parameters: All parameters.
+    """
+    lengths = ledger.G.diagonal().clamp(min=0).sqrt()
+    off = (replay.G - ledger.G).abs() - _ALIKE * torch.outer(lengths, lengths)
+    v = random_vector(ledger.G, spread=1e3)
+    found = replay.gradients(v)
+    expected = {k: from_columns(g, parameters[k]) for k, g in ledger.gradients(v).items()}
+    if found.keys() != expected.keys() or bool((off > 0).any()):
+        return False
+    total = max(_norm(expected, list(expected)), _length(ledger.G, v))
+    apart = {k: to_columns(found[k]).double() - to_columns(expected[k]).double() for k in found}
+    return _norm(apart, list(apart)) <= _ALIKE * total
+
+
+def complain_of_program() -> None:
+    """Say that a program was dropped."""
+    warnings.warn(
+        "A recorded step must do what the rules do, got another result, so the rules are asked in "
+        "every step from now on, which is exact but slower. A rule must decide by shapes and by "
+        "what it reads with `site.saved`, not by anything else that changes from step to step.",
+        RuntimeWarning,
+        stacklevel=6,
+    )
 
 
 def complain(wrong: Sequence[Mismatch], names: Sequence[str], *, raises: bool) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -14,7 +15,9 @@ from lightning_jd.engines._hooks import HookWatch, hook_register
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines.tape._certificate import (
     Mismatch,
+    agree,
     complain,
+    complain_of_program,
     mismatches,
     random_vector,
 )
@@ -22,7 +25,20 @@ from lightning_jd.engines.tape.contributions import Contribution, rounded
 from lightning_jd.engines.tape.graph import Graph, gradients_of, types_in, walk
 from lightning_jd.engines.tape.owners import Evidence
 from lightning_jd.engines.tape.plan import KnownGraph, Plan, known_graph, standing_of
-from lightning_jd.engines.tape.run import Collector, Ledger, Recording, can_free, is_light
+from lightning_jd.engines.tape.run import (
+    Collector,
+    Compiled,
+    Experience,
+    Ledger,
+    Recording,
+    Replay,
+    can_compile,
+    can_free,
+    experience_of,
+    is_light,
+    paths_of,
+    record,
+)
 from lightning_jd.errors import ArgumentError, GraphError
 
 #: Steps between two certificates of the same kind of graph.
@@ -92,7 +108,7 @@ class Tape:
         self._scale, self._memory = scale, memory
         self._check, self._check_every = check, check_every
         self._retain_graph = retain_graph
-        self._ledger: Ledger | None = None
+        self._ledger: Ledger | Replay | None = None
         self._sparse: frozenset[int] = frozenset()
 
     def gramian(self) -> Tensor:
@@ -134,7 +150,7 @@ class Tape:
             GraphError: As :meth:`gramian`.
         """
         contributions = self.contributions()
-        assert self._ledger is not None
+        assert isinstance(self._ledger, Ledger)
         sizes = [column_count(tensor) for tensor in self._tensors]
         J = self._ledger.G.new_zeros(self.objectives.m, sum(sizes))
         columns = J.split(sizes, dim=1)
@@ -154,18 +170,20 @@ class Tape:
         """
         if self._ledger is None:
             self.gramian()
-        assert self._ledger is not None
+        ledger = self._ledger
+        assert ledger is not None
         with self._full_precision():
-            weights = weights.detach().to(self._ledger.G)
-            found = self._ledger.gradients(weights)
-            if self._ledger.unkept:
-                unkept = sorted(self._ledger.unkept)
-                keep = self._retain_graph
-                found |= self._ordinary_gradients(weights, unkept, retain_graph=keep)
-        gradients = [
-            from_columns(found[k], tensor) if k in found else None
-            for k, tensor in enumerate(self._tensors)
-        ]
+            weights = weights.detach().to(ledger.G)
+            if isinstance(ledger, Replay):
+                shaped = ledger.gradients(weights)
+            else:
+                found = ledger.gradients(weights)
+                if ledger.unkept:
+                    unkept = sorted(ledger.unkept)
+                    keep = self._retain_graph
+                    found |= self._ordinary_gradients(weights, unkept, retain_graph=keep)
+                shaped = {k: from_columns(found[k], self._tensors[k]) for k in found}
+        gradients = [shaped.get(k) for k in range(len(self.named))]
         for k in self._sparse:  # as optimizers for sparse gradients want them
             dense = gradients[k]
             gradients[k] = None if dense is None else dense.to_sparse(1)
@@ -181,7 +199,7 @@ class Tape:
             with torch.autocast(device, enabled=False):
                 yield
 
-    def _record(self, *, collects: bool = False) -> Ledger:
+    def _record(self, *, collects: bool = False) -> Ledger | Replay:
         graph = walk(self.objectives.outputs, self._tensors)
         instances = _instances(self.objectives)
         evidence = Evidence(graph, instances, self._scale)
@@ -192,23 +210,32 @@ class Tape:
         while True:
             plan = known.plan(evidence, standing.demoted)
             self._check_reached(plan)
-            frees = not (collects or self._retain_graph) and can_free(graph, plan)
+            experience = experience_of(plan)
+            experience.steps += 1
+            may_replay = not collects and self._may_replay(plan)
+            program = self._program(graph, experience) if may_replay else None
+            frees = not (collects or self._retain_graph)
+            frees = frees and (program is not None or can_free(graph, plan))
             frees = frees and (self._memory == "fast" or is_light(plan))
             # What is certified is what runs: that depends on what is kept for the gradients, on
-            # hooks on the way, and on the order of the sizes.
+            # hooks on the way, on the order of the sizes, and on whether there is a program.
             sizes = rounded([self.objectives.m, plan.activations])
-            delivery = (self._memory, self._memory == "fast" or frees, hooks.total, sizes)
+            keeps = self._memory == "fast" or frees
+            delivery = (self._memory, keeps, hooks.total, sizes, program is not None)
             is_due = self._check == "always" or standing.is_due(delivery, self._check_every)
-            is_due = is_due and self._check != "off"
-            if collects and not is_due:
+            if not is_due or self._check == "off":
                 standing.passed(delivery)
-                return self._run(graph, known, plan, Collector)
-            if not is_due:
-                standing.passed(delivery)
-                return self._run(graph, known, plan, frees=frees)
+                if program and (replay := self._replay(*program, graph, frees=frees)):
+                    self._note(plan, paths_of(plan))
+                    return replay
+                if may_replay and experience.steps > 1:
+                    return self._recorded(graph, plan)
+                ledger = self._empty_ledger(Collector if collects else Ledger, keeps=keeps)
+                return self._interpret(graph, known, plan, ledger, frees=frees)
             watch = HookWatch(hooks.numbers)
             with watch.watched():
-                ledger = self._run(graph, known, plan, frees=frees, notes=True)
+                ledger = self._empty_ledger(keeps=keeps, notes=True)
+                self._interpret(graph, known, plan, ledger)
             # Where something is not finite, nothing can be compared: try again in the next step.
             is_finite = bool(torch.isfinite(ledger.G).all())
             with watch.silenced():
@@ -217,31 +244,92 @@ class Tape:
                 if is_finite:
                     standing.passed(delivery)
                 ledger.shares.clear()
-                return self._run(graph, known, plan, Collector) if collects else ledger
+                if program is not None and is_finite:
+                    with watch.silenced():
+                        self._compare(*program, graph, plan, ledger)
+                if collects:
+                    return self._interpret(graph, known, plan, self._empty_ledger(Collector))
+                return ledger
             complain(wrong, [name for name, _ in self.named], raises=self._check == "raise")
             standing.demoted |= {p for mismatch in wrong for p in mismatch.parameters}
 
-    def _run(
+    def _may_replay(self, plan: Plan) -> bool:
+        """Whether a step like this one can be a program."""
+        losses = self.objectives.losses
+        is_pass = isinstance(losses, Tensor) and losses.ndim == 1 and self._memory == "fast"
+        return is_pass and can_compile(plan)
+
+    def _program(
+        self, graph: Graph, experience: Experience
+    ) -> tuple[Compiled, list[Tensor]] | None:
+        """The program for a plan, if there is one, and what it needs of this graph."""
+        compiled = experience.compiled
+        inputs = None if compiled is None else compiled.inputs(graph, self._key)
+        return None if compiled is None or inputs is None else (compiled, inputs)
+
+    def _recorded(self, graph: Graph, plan: Plan) -> Ledger:
+        """A step with a plan that has been met before: it may be met again."""
+        losses, experience = self.objectives.losses, experience_of(plan)
+        assert isinstance(losses, Tensor)
+        ledger, compiled = record(
+            graph, plan, losses, self._tensors, self._scale, self._empty_ledger, self._key
+        )
+        experience.compiled, experience.is_unrecordable = compiled, compiled is None
+        self._note(plan, paths_of(plan))
+        return ledger
+
+    @cached_property
+    def _key(self) -> Hashable:
+        """What a program depends on that the graph does not show."""
+        scale = "tensor" if isinstance(self._scale, Tensor) else self._scale
+        types = tuple([tensor.dtype for tensor in self._tensors])
+        return scale, types, self.objectives.dtype, self.objectives.device
+
+    def _replay(
+        self, compiled: Compiled, inputs: list[Tensor], graph: Graph, *, frees: bool
+    ) -> Replay | None:
+        losses = self.objectives.losses
+        assert isinstance(losses, Tensor)
+        return compiled.run(graph, inputs, losses, self._scale, retain_graph=not frees)
+
+    def _compare(
+        self,
+        compiled: Compiled,
+        inputs: list[Tensor],
+        graph: Graph,
+        plan: Plan,
+        ledger: Ledger,
+    ) -> None:
+        """Forget a program that does something else than the code that it was recorded from."""
+        replay = self._replay(compiled, inputs, graph, frees=False)
+        if replay is None or not agree(replay, ledger, self._tensors):
+            experience = experience_of(plan)
+            experience.compiled, experience.is_unrecordable = None, True
+            complain_of_program()
+
+    def _empty_ledger(
+        self, kind: type[Ledger] = Ledger, *, keeps: bool = True, notes: bool = False
+    ) -> Ledger:
+        types = {tensor.dtype.to_real() for tensor in self._tensors} | {self.objectives.dtype}
+        return kind(
+            self.objectives.m,
+            torch.float64 if torch.float64 in types else torch.float32,
+            self.objectives.device,
+            room=sum(tensor.numel() for tensor in self._tensors) // 3,
+            keeps=keeps,
+            lean=self._memory == "low",
+            notes=notes,
+        )
+
+    def _interpret(
         self,
         graph: Graph,
         known: KnownGraph,
         plan: Plan,
-        kind: type[Ledger] = Ledger,
+        ledger: Ledger,
         *,
         frees: bool = False,
-        notes: bool = False,
     ) -> Ledger:
-        types = {tensor.dtype.to_real() for tensor in self._tensors} | {self.objectives.dtype}
-        dtype = torch.float64 if torch.float64 in types else torch.float32
-        ledger = kind(
-            self.objectives.m,
-            dtype,
-            self.objectives.device,
-            room=sum(tensor.numel() for tensor in self._tensors) // 3,
-            keeps=self._memory == "fast" or frees,
-            lean=self._memory == "low",
-            notes=notes,
-        )
         recording = Recording(
             graph,
             known,
@@ -249,16 +337,17 @@ class Tape:
             self.objectives,
             dict(enumerate(self._tensors)),
             self._scale,
-            retain_graph=notes or not frees,
+            retain_graph=not frees,
         )
         recording.run(ledger)
         ledger.close()
-        self.paths = {
-            name: recording.paths.get(k, "unreached") for k, (name, _) in enumerate(self.named)
-        }
+        self._note(plan, recording.paths)
+        return ledger
+
+    def _note(self, plan: Plan, paths: Mapping[int, str]) -> None:
+        self.paths = {name: paths.get(k, "unreached") for k, (name, _) in enumerate(self.named)}
         self._sparse = plan.sparse
         self.culprits = {self.named[k][0]: name for k, name in plan.culprits.items()}
-        return ledger
 
     @property
     def _tensors(self) -> list[Tensor]:

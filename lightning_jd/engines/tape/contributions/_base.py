@@ -150,7 +150,8 @@ class Rows(Contribution):
 
     @override
     def gradients(self, weights: Tensor) -> list[Tensor]:
-        return [self.restored((weights.to(self.flat.dtype) @ self.flat).unsqueeze(0))[0]]
+        combined = torch.mv(self.flat.T, weights.to(self.flat.dtype))
+        return [self.restored(combined.unsqueeze(0))[0]]
 
     def restored(self, flat: Tensor) -> Tensor:
         """Rows in the order of the memory -> rows in the order of the parameter, (r, size)."""

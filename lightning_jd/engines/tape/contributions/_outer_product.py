@@ -68,6 +68,13 @@ class OuterProduct(Contribution):
         return rows_gramian(self.A, self.D), [self]
 
     @override
+    def short(self) -> Rows | None:
+        width = self.A.shape[2] * self.D.shape[2]
+        if self._has_bias or width > Rows.SHORT or self._kernels_are_cheaper():
+            return None
+        return Rows(self.rows(), self.placements[0], is_placed=True)
+
+    @override
     def lean_settled(self) -> tuple[Tensor, Contribution]:
         if self._has_bias or self.A.shape[2] >= self.A.shape[1]:
             return self.lean_gramian(), self
@@ -112,7 +119,8 @@ class OuterProduct(Contribution):
     def gradients(self, weights: Tensor) -> list[Tensor]:
         m, T, i = self.A.shape
         o = self.D.shape[2]
-        w = weights.to(self.D.dtype).repeat_interleave(T) if T > 1 else weights.to(self.D.dtype)
+        w = weights.to(self.D.dtype)
+        w = w if T == 1 else w.repeat_interleave(T)
         A, D = self.A.reshape(m * T, i), self.D.reshape(m * T, o)
         if i < o and not self._has_bias:
             A = A * w.unsqueeze(1)
@@ -177,7 +185,9 @@ def kernel_gramian(A: Tensor, D: Tensor, plus_one: bool) -> Tensor:
         plus_one: Add the gradients of a bias, whose activation is 1.
     """
     m, T, i = A.shape
-    A, D = A.reshape(m * T, i), D.reshape(m * T, -1)
+    if T == 0:  # an expert that no token was sent to
+        return A.new_zeros(m, m)
+    A, D = A.reshape(m * T, i), D.reshape(m * T, D.shape[2])
     step = _objectives_per_block(m, T, A.element_size())
     if step >= m:
         return _kernel_block(A, A, D, D, T, plus_one)

@@ -1,5 +1,6 @@
 """The autograd graph below the losses, as data."""
 
+from lightning_jd.engines.tape.graph._constants import Constant, is_constant
 from lightning_jd.engines.tape.graph._differentiate import gradients_of, local_vjp
 from lightning_jd.engines.tape.graph._node_arguments import (
     Indices,
@@ -30,6 +31,7 @@ __all__ = [
     "FOREIGN",
     "LEAF",
     "NESTED",
+    "Constant",
     "Edge",
     "Graph",
     "Ids",
@@ -40,6 +42,7 @@ __all__ = [
     "Shape",
     "any_hooked",
     "gradients_of",
+    "is_constant",
     "is_hooked",
     "local_vjp",
     "lowest",

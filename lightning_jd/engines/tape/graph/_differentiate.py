@@ -13,42 +13,47 @@ from torch.autograd.graph import GradientEdge, Node
 from lightning_jd.engines._hooks import hooks_silenced
 from lightning_jd.engines._objectives import Output
 
+_engine: Any = torch.autograd.Variable._execution_engine
+
 
 def gradients_of(
     outputs: Sequence[Output],
-    weights: Sequence[Tensor],
+    weights: Sequence[Tensor | None],
     targets: Sequence[Tensor | GradientEdge],
     *,
     retain_graph: bool = True,
 ) -> tuple[Tensor | None, ...]:
     """The gradient of the weighted sum of some outputs.
 
-    The sum is formed first: asked for ``grad_outputs``, ``torch.autograd`` imports its machinery
-    for symbolic shapes, which takes a second and 45 MB. Places in the graph leave no choice.
+    Autograd's engine is called as ``torch.autograd.grad`` calls it, after checks that are made here
+    by construction: these cost as much as a small layer, and import torch's machinery for symbolic
+    shapes, which takes a second and 45 MB.
 
     Args:
-        outputs: What to differentiate.
-        weights: One per output, of its shape.
+        outputs: What to differentiate; those without a graph are left out.
+        weights: One per output, of its shape and type; ``None`` is one everywhere, for tensors.
         targets: Parameters, whose hooks are silenced, or outputs of nodes.
         retain_graph: Whether the graph is kept.
     """
-    pairs = list(zip(outputs, weights, strict=True))
-    places = {output: weight for output, weight in pairs if isinstance(output, GradientEdge)}
-    with torch.enable_grad():
-        parts = [
-            (output * weight).sum()
-            for output, weight in pairs
-            if isinstance(output, Tensor) and output.requires_grad
-        ]
-        totals = parts if len(parts) < 2 else [torch.stack(parts).sum()]
-    with hooks_silenced(target for target in targets if isinstance(target, Tensor)):
-        return torch.autograd.grad(
-            [*totals, *places],  # type: ignore[arg-type]  # tensors and edges may be mixed
-            targets,  # type: ignore[arg-type]
-            [*[None] * len(totals), *places.values()] if places else None,
-            retain_graph=retain_graph,
-            allow_unused=True,
+    pairs = [
+        (output, torch.ones_like(output) if weight is None else weight.to(output.dtype))
+        if isinstance(output, Tensor)
+        else (output, weight)
+        for output, weight in zip(outputs, weights, strict=True)
+        if isinstance(output, GradientEdge) or output.requires_grad
+    ]
+    hooked = [target for target in targets if isinstance(target, Tensor)]
+    with hooks_silenced(hooked):
+        found: tuple[Tensor | None, ...] = _engine.run_backward(
+            tuple([output for output, _ in pairs]),
+            tuple([weight for _, weight in pairs]),
+            retain_graph,
+            False,  # no graph of the gradients
+            tuple(targets),
+            True,  # targets may be unreachable
+            accumulate_grad=False,
         )
+    return found
 
 
 def local_vjp(node: Node, cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

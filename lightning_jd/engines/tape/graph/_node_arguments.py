@@ -31,7 +31,8 @@ def signed(number: Any) -> Any:
 
 
 Reader = Callable[[Node], Hashable]
-_READERS: dict[str, Reader] = {}
+#: What reads the arguments of operations that matter to the flow of owners, by name.
+READERS: dict[str, Reader] = {}
 
 
 def register_facts(name: str, read: Reader) -> None:
@@ -41,12 +42,7 @@ def register_facts(name: str, read: Reader) -> None:
         name: The name of the autograd node.
         read: Its result becomes part of the signature of the graph.
     """
-    _READERS[name] = read
-
-
-def reader_of(name: str) -> Reader | None:
-    """What reads the arguments of an operation, if they matter."""
-    return _READERS.get(name)
+    READERS[name] = read
 
 
 def reader(*names: str) -> Callable[[Node], Hashable]:

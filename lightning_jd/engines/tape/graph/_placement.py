@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from lightning_jd.engines.tape.graph._constants import Constant
 from lightning_jd.engines.tape.graph._records import FOREIGN, LEAF, Edge, Record
 from lightning_jd.engines.tape.graph._types import Ids, Shape
 
@@ -48,6 +49,11 @@ class Placement:
     transposed: bool = False
     where: Ids | None = field(default=None, compare=False)
 
+    @cached_property
+    def _entries(self) -> Constant:
+        assert self.where is not None
+        return Constant(self.where)
+
     @property
     def is_whole(self) -> bool:
         """Whether every entry of the parameter is consumed."""
@@ -71,7 +77,7 @@ class Placement:
         """
         if self.where is not None:
             full = rows.new_zeros(rows.shape[0], self.size)
-            where = torch.as_tensor(self.where, device=rows.device)
+            where = self._entries.on(rows.device)
             return full.index_copy_(1, where, rows.reshape(rows.shape[0], -1))
         if self.transposed:
             rows = rows.reshape(rows.shape[0], *self.shape).transpose(1, 2)

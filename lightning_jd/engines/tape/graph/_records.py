@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from lightning_jd.engines._objectives import Output
-from lightning_jd.engines._reach import check_visible, edge_of
-from lightning_jd.engines.tape.graph._node_arguments import reader_of
+from lightning_jd.engines._reach import HIDING, check_visible, edge_of
+from lightning_jd.engines.tape.graph._node_arguments import READERS
 from lightning_jd.engines.tape.graph._types import Shape
 
 LEAF = "torch::autograd::AccumulateGrad"
@@ -57,11 +57,13 @@ class Graph(NamedTuple):
         nodes: Each is listed once.
         signature: One entry per node, in the same order; see :func:`records_of`.
         roots: The outputs.
+        types: The types of all results of operations, in the order of the nodes.
     """
 
     nodes: list[Node]
     signature: tuple[Hashable, ...]
     roots: tuple[Edge, ...]
+    types: tuple[torch.dtype, ...]
 
 
 def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
@@ -87,6 +89,7 @@ def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
             nodes.append(edge.node)
         roots.append(Edge(number_of[edge.node], edge.output_nr))
     signature: list[Hashable] = []
+    types: list[torch.dtype] = []
     for node in nodes:  # grows while it is walked: breadth first
         name = node.name()
         if name == LEAF:
@@ -103,24 +106,28 @@ def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
                 number = number_of[child] = len(nodes)
                 nodes.append(child)
             inputs += (number, output_number)
-        shapes = []
+        shapes: list[Shape] = []
         for described in node._input_metadata:
+            types.append(described.dtype)
             if described.is_nested_tensor:
                 name = NESTED
                 shapes.append(())
             else:
                 shapes.append(tuple(described.shape))
-        read = reader_of(name)
-        signature.append((name, *shapes, tuple(inputs), None if read is None else read(node)))
-        if name.startswith("CheckpointFunction"):
+        facts = None
+        if name in READERS:
+            facts = READERS[name](node)
+        elif name in HIDING:
             check_visible([node])
-    return Graph(nodes, tuple(signature), tuple(roots))
+        signature.append((name, *shapes, tuple(inputs), facts))
+    return Graph(nodes, tuple(signature), tuple(roots), tuple(types))
 
 
 def types_in(graph: Graph) -> set[torch.dtype]:
     """The floating-point types of all results of operations."""
-    found = {described.dtype for node in graph.nodes for described in node._input_metadata}
-    return {dtype.to_real() for dtype in found if dtype.is_floating_point or dtype.is_complex}
+    return {
+        dtype.to_real() for dtype in set(graph.types) if dtype.is_floating_point or dtype.is_complex
+    }
 
 
 def records_of(signature: Sequence[Any]) -> tuple[Record, ...]:

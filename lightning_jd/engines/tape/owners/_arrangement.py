@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_jd.engines.tape.graph import Constant
 from lightning_jd.engines.tape.owners._owners import NOBODY, Owners
 
 
@@ -39,8 +40,7 @@ class Arrangement:
     def split(self, x: Tensor) -> Tensor:
         """The slices of ``x`` by owner, shape ``(m, T, *rest)``; padding repeats some slice."""
         if self.regular is None:
-            rows = x.movedim(self.axis, 0)[self._slots(x.device)]
-            return rows.view(*self._table[1].shape, *rows.shape[1:])
+            return x.movedim(self.axis, 0)[self._table[0].on(x.device)]
         outer, inner = self.regular
         if self.axis == 0 and outer == 1:
             return x.reshape(self.m, inner, *x.shape[1:])
@@ -55,7 +55,7 @@ class Arrangement:
         """Like :meth:`split`, with zeros as padding."""
         rows = self.split(x)
         if self.regular is None:
-            rows = rows * self._mask(x.device)[(..., *[None] * (rows.ndim - 2))]
+            rows = rows * self._table[1].on(x.device)[(..., *[None] * (rows.ndim - 2))]
         return rows
 
     @property
@@ -74,8 +74,7 @@ class Arrangement:
         """The slices of ``x`` one after the other, those of nobody first."""
         if (np.diff(self.ids) >= 0).all():
             return x.movedim(self.axis, 0)
-        order = torch.as_tensor(np.argsort(self.ids, kind="stable"), device=x.device)
-        return x.index_select(self.axis, order).movedim(self.axis, 0)
+        return x.index_select(self.axis, self._order.on(x.device)).movedim(self.axis, 0)
 
     def weights(self, w: Tensor) -> Tensor:
         """The weight of the owner of each slice, zero for nobody, one entry per slice."""
@@ -83,26 +82,28 @@ class Arrangement:
             outer, inner = self.regular
             return w if outer == inner == 1 else w.repeat_interleave(inner).repeat(outer)
         padded = torch.cat([w, w.new_zeros(1)])
-        return padded[torch.as_tensor(self.ids, device=w.device)]
+        return padded[self._ids.on(w.device)]
 
     def present(self) -> list[int]:
         """The owners of at least one slice."""
         return [int(owner) for owner in np.unique(self.ids) if owner != NOBODY]
 
     @cached_property
-    def _table(self) -> tuple[Tensor, Tensor]:
+    def _order(self) -> Constant:
+        return Constant(np.argsort(self.ids, kind="stable"))
+
+    @cached_property
+    def _ids(self) -> Constant:
+        return Constant(self.ids)
+
+    @cached_property
+    def _table(self) -> tuple[Constant, Constant]:
         counts = np.bincount(self.ids[self.ids != NOBODY], minlength=self.m)
         slots = np.zeros((self.m, int(counts.max(initial=0))), dtype=np.int64)
         filled = np.arange(slots.shape[1])[None, :] < counts[:, None]
         order = np.argsort(self.ids, kind="stable")
         slots[filled] = order[int((self.ids == NOBODY).sum()) :]
-        return torch.as_tensor(slots.reshape(-1)), torch.as_tensor(filled)
-
-    def _slots(self, device: torch.device) -> Tensor:
-        return self._table[0].to(device)
-
-    def _mask(self, device: torch.device) -> Tensor:
-        return self._table[1].to(device)
+        return Constant(slots), Constant(filled)
 
 
 def _pattern(ids: np.ndarray, m: int) -> tuple[int, int] | None:

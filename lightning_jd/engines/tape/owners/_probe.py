@@ -220,7 +220,7 @@ class _Code:
         return None
 
     def _along(self, axis: int, plain: Tensor, coded: Sequence[Tensor]) -> Ids | None:
-        lines = [x.movedim(axis, 0).reshape(x.shape[axis], -1) for x in (plain, *coded)]
+        lines = [x.movedim(axis, 0).unsqueeze(1).flatten(1) for x in (plain, *coded)]
         length = lines[0].shape[1]
         if length == 0:
             return np.full(len(lines[0]), NOBODY)

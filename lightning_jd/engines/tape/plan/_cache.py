@@ -11,6 +11,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from typing_extensions import override
+
 from lightning_jd.engines.tape.graph import LEAF, Edge, Graph, Record, records_of
 from lightning_jd.engines.tape.owners import Evidence, Questions
 from lightning_jd.engines.tape.plan._plan import Plan, make_plan
@@ -45,10 +47,10 @@ class Recent(Generic[_Value]):
 
     def find(self, key: Hashable) -> _Value | None:
         """The entry for a key, if there is one."""
-        if key not in self._entries:
-            return None
-        self._entries.move_to_end(key)
-        return self._entries[key]
+        found = self._entries.pop(key, None)
+        if found is not None:
+            self._entries[key] = found  # the last to be forgotten
+        return found
 
     def put(self, key: Hashable, value: _Value) -> None:
         """Remember an entry, and forget the one that was not used for the longest time."""
@@ -120,13 +122,30 @@ class KnownGraph:
         return evidence.m, demoted, evidence.digest(self._questions)
 
 
+class _Key:
+    """A long tuple whose hash is computed once."""
+
+    __slots__ = ("_hash", "_parts")
+
+    def __init__(self, *parts: Hashable) -> None:
+        self._parts, self._hash = parts, hash(parts)
+
+    @override
+    def __hash__(self) -> int:
+        return self._hash
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._parts == other._parts
+
+
 _known: Recent[KnownGraph] = Recent(64)
 _standing: Recent[Standing] = Recent(256)
 
 
 def known_graph(graph: Graph) -> KnownGraph:
     """What is known of a graph that looks like this one."""
-    key = (graph.signature, graph.roots, version())
+    key = _Key(graph.signature, graph.roots, graph.types, version())
     return _known.get(key, lambda: KnownGraph(graph.signature, graph.roots))
 
 

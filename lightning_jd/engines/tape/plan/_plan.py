@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
@@ -26,7 +26,7 @@ from lightning_jd.engines.tape.plan._uses import Unit, Use, units_of
 from lightning_jd.engines.tape.rules import outputs_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """The result of planning.
 
@@ -44,7 +44,7 @@ class Plan:
         order: The nodes, parents first.
         leaves: The node of each tracked parameter.
         sizes: How many numbers each result of an operation has, those of parameters alone aside.
-        refused: Filled on the way: whether the rule for a use did not apply.
+        roots: The outputs that are differentiated.
         kind: The same for graphs that differ in sizes only.
         sparse: Parameters whose gradients autograd would make sparse, as tables of embeddings.
     """
@@ -63,31 +63,42 @@ class Plan:
     sizes: dict[Edge, int]
     kind: int
     sparse: frozenset[int]
-    refused: dict[int, bool] = field(default_factory=dict)
-    _trunks: dict[tuple[Edge, ...], Trunk | None] = field(default_factory=dict)
-    _ends: dict[frozenset[int], list[Edge]] = field(default_factory=dict)
+    roots: tuple[Edge, ...]
 
     @cached_property
     def activations(self) -> int:
         """How many numbers all results of operations have."""
         return sum(self.sizes.values())
 
-    def trunk(self, roots: tuple[Edge, ...]) -> Trunk | None:
-        """What the losses at these roots share, if they are tasks with heads."""
-        if roots not in self._trunks:
-            self._trunks[roots] = find_trunk(self.records, self.order, roots)
-        return self._trunks[roots]
+    @cached_property
+    def trunk(self) -> Trunk | None:
+        """What the losses share, if they are tasks with heads."""
+        return find_trunk(self.records, self.order, self.roots)
 
-    def ends_of(self, nodes: Collection[int]) -> list[Edge]:
-        """The outputs of those of some nodes that have no other of them below."""
-        key = frozenset(nodes)
-        if key not in self._ends:
-            self._ends[key] = [
-                Edge(node, output)
-                for node in sorted(lowest(self.records, self.order, key))
-                for output in range(len(self.records[node].shapes))
-            ]
-        return self._ends[key]
+    @cached_property
+    def by_node(self) -> dict[int, tuple[int, ...]]:
+        """The positions of the uses of each operation."""
+        found: dict[int, tuple[int, ...]] = {}
+        for position, use in enumerate(self.uses):
+            found[use.node] = (*found.get(use.node, ()), position)
+        return found
+
+    @cached_property
+    def outputs(self) -> tuple[Edge, ...]:
+        """The outputs of all operations that use a parameter."""
+        return self._outputs(self.by_node)
+
+    @cached_property
+    def lowest_outputs(self) -> tuple[Edge, ...]:
+        """The outputs of those of these operations that have no other of them below."""
+        return self._outputs(lowest(self.records, self.order, self.by_node))
+
+    def _outputs(self, nodes: Iterable[int]) -> tuple[Edge, ...]:
+        return tuple(
+            Edge(node, output)
+            for node in sorted(nodes)
+            for output in range(len(self.records[node].shapes))
+        )
 
 
 def make_plan(
@@ -117,7 +128,7 @@ def make_plan(
             if node in reaching and records[node].name != LEAF:
                 survey.cross(node)
         if evidence.m == 1 or not survey.frontier:
-            return _sorted_out(survey, frozenset(demoted), order, evidence.m, kind)
+            return _sorted_out(survey, frozenset(demoted), order, evidence.m, kind, tuple(roots))
         evidence.probe(survey.frontier)
 
 
@@ -127,6 +138,7 @@ def _sorted_out(
     order: tuple[int, ...],
     m: int,
     kind: int,
+    roots: tuple[Edge, ...],
 ) -> Plan:
     records = survey.records
     mixed = {
@@ -162,6 +174,7 @@ def _sorted_out(
         sizes={edge: prod(records[edge.node].shapes[edge.output]) for edge in survey.states},
         kind=kind,
         sparse=_sparse(survey),
+        roots=roots,
     )
 
 

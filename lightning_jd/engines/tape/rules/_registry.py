@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class Site:
             ``None`` if that does not say it of all outputs, in which case no rule is asked.
         placements: Where each asked input is in its parameter; its shape is in ``shape``.
         dtype: The type to compute in.
-        fetched: Saved tensors that had to be read before the pass.
+        read: Reads what autograd saved, by name, where it must not be read from the node.
     """
 
     node: Node
@@ -42,7 +42,7 @@ class Site:
     arrangement: Arrangement | None
     placements: tuple[Placement, ...]
     dtype: torch.dtype
-    fetched: Mapping[str, Any] = field(default_factory=dict)
+    read: Callable[[str], Any] | None = None
 
     @property
     def owners(self) -> Arrangement:
@@ -76,9 +76,7 @@ class Site:
 
     def saved(self, name: str) -> Any:
         """An argument that autograd saved, such as ``"input"`` or ``"stride"``."""
-        if name in self.fetched:
-            return self.fetched[name]
-        return getattr(self.node, "_saved_" + name)
+        return getattr(self.node, "_saved_" + name) if self.read is None else self.read(name)
 
     def split(self, x: Tensor) -> Tensor:
         """Slices of an activation by owner, shape ``(m, T, *rest)``, in the type to compute in.

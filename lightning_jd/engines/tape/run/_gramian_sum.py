@@ -46,6 +46,7 @@ class Ledger:
         self.keeps, self._lean = keeps, lean
         self._room = room
         self._notes = notes
+        self._is_empty = True
         self._short: list[Rows] = []
         self._short_rows: Tensor | None = None
         self._kept: list[Contribution] = []
@@ -83,7 +84,7 @@ class Ledger:
                 self._note(rows)
             flats = [rows.flat.to(self.G) for rows in self._short]
             together = torch.cat(flats, dim=1) if len(flats) > 1 else flats[0]
-            self.G += products(together)
+            self._sum(products(together))
             for rows in self._short:
                 rows.flat = together[:0]  # one copy is enough
             self._short_rows = together
@@ -114,7 +115,7 @@ class Ledger:
             for placement, gradient in zip(contribution.placements, gradients, strict=True):
                 yield placement.parameter, gradient
         if self._short_rows is not None:
-            combined = weights.to(self._short_rows.dtype) @ self._short_rows
+            combined = torch.mv(self._short_rows.T, weights.to(self._short_rows.dtype))
             widths = [rows.width for rows in self._short]
             for rows, part in zip(self._short, combined.split(widths), strict=True):
                 if only is None or rows.placements[0].parameter in only:
@@ -122,8 +123,15 @@ class Ledger:
 
     def _count(self, contribution: Contribution, share: Tensor) -> None:
         share = share.to(self.G)
-        self.G += share
+        self._sum(share)
         self._note(contribution, share)
+
+    def _sum(self, share: Tensor) -> None:
+        if self._is_empty and not self._notes:
+            self.G = share
+        else:
+            self.G += share
+        self._is_empty = False
 
     def _note(self, contribution: Contribution, share: Tensor | None = None) -> None:
         if self._notes:

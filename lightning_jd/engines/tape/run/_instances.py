@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from lightning_jd.engines.tape.contributions import Contribution, Rows
 from lightning_jd.engines.tape.graph import Graph
 from lightning_jd.engines.tape.plan import Plan, Use
 from lightning_jd.engines.tape.rules import NotApplicableError, Site, rule_of, saved_names_of
+from lightning_jd.engines.tape.run._experience import experience_of
 from lightning_jd.engines.tape.run._pass import Cotangents, read_ahead, run
 from lightning_jd.engines.tape.run._without_rule import broadcast_once, local_rows
 from lightning_jd.errors import GraphError
@@ -20,8 +22,8 @@ from lightning_jd.errors import GraphError
 Deliver = Callable[[int, list[Contribution]], None]
 
 
-class Harvest:
-    """Runs passes over a graph and delivers the contributions of its uses.
+class Interpreter:
+    """Asks the rules of a plan, in the order in which a pass meets their operations.
 
     Args:
         graph: The graph.
@@ -41,19 +43,18 @@ class Harvest:
     ) -> None:
         self.graph, self.plan, self.records = graph, plan, plan.records
         self.m, self.dtype, self.scale = m, dtype, scale
-        #: The positions of the uses of each node.
-        self.by_node: dict[int, list[int]] = {}
-        for position, use in enumerate(plan.uses):
-            self.by_node.setdefault(use.node, []).append(position)
-        self.ends = plan.ends_of(self.by_node)
-        self._fetched: dict[int, dict[str, Any]] = {}
+        self.refused = experience_of(plan).refused
+        #: Reads what the node of a use has saved, where that must not be read from the graph.
+        self.read: Callable[[int, str], Any] | None = None
+        #: What rules see in place of every node, where they must not look at nodes.
+        self.node: Any = None
         #: Positions of uses without an applicable rule, whose operation is differentiated alone.
         self.local: set[int] = set()
 
     def run(
         self,
-        outputs: Tensor,
-        grad_outputs: Tensor,
+        losses: Tensor,
+        weights: Tensor,
         deliver: Deliver,
         *,
         retain_graph: bool = True,
@@ -61,50 +62,77 @@ class Harvest:
         """One pass.
 
         Args:
-            outputs: The losses.
-            grad_outputs: Their weights; the scale is applied here.
+            losses: The losses.
+            weights: Their weights; the scale is applied here.
             deliver: Called once per use that receives a gradient.
             retain_graph: Whether the graph is kept. If not, all uses must have a rule that has
                 accepted them before, and no saved tensor may have a hook.
         """
-        self._fetched = read_ahead(
-            (position, self.graph.nodes[use.node], self._saved_names(use))
-            for position, use in enumerate(self.plan.uses)
+        fetched = read_ahead(
+            (use.node, self.graph.nodes[use.node], self._saved_names(use)) for use in self.plan.uses
         )
+        if fetched:
+            self.read = partial(self._fetched_or_saved, fetched)
         later: list[tuple[list[int], Cotangents]] = []
 
         def consume(node: int, cotangents: Cotangents) -> None:
-            if all(cotangent is None for cotangent in cotangents):
-                return
-            cotangents = self._unscaled(cotangents)
-            refused = []
-            for position in self.by_node[node]:
-                part = self._by_rule(position, cotangents)
-                self.plan.refused[position] = part is None
-                if part is None:
-                    refused.append(position)
-                else:
-                    deliver(position, [part])
+            refused = self.consume(node, cotangents, deliver)
             if refused and not retain_graph:
                 raise _changed_its_mind(self.records[node].name)
             if refused:
                 # it runs the node, which must not happen inside of the pass: saved tensors of
                 # checkpoints are given out once per pass
-                later.append((refused, cotangents))
+                later.append((refused, self._unscaled(cotangents)))
 
-        grad_outputs = grad_outputs * self.scale
         run(
             self.graph,
-            [outputs],
-            [grad_outputs],
-            self.by_node,
-            self.ends,
+            losses,
+            weights * self.scale,
+            self.plan.by_node,
+            self.plan.lowest_outputs,
             consume,
             retain_graph=retain_graph,
         )
+        self._consume_later(later, deliver)
+
+    def interpret(self, cotangents: Mapping[int, Cotangents], deliver: Deliver) -> None:
+        """Deliver the contributions of all uses, after a pass that has captured all gradients."""
+        later = [
+            (refused, self._unscaled(several))
+            for node, several in cotangents.items()
+            if (refused := self.consume(node, several, deliver))
+        ]
+        self._consume_later(later, deliver)
+
+    def _consume_later(self, later: list[tuple[list[int], Cotangents]], deliver: Deliver) -> None:
         while later:
             for position, parts in self._locally(*later.pop()).items():
                 deliver(position, parts)
+
+    def consume(self, node: int, cotangents: Cotangents, deliver: Deliver) -> list[int]:
+        """Deliver the contributions of the uses of one operation.
+
+        Returns:
+            The uses without an applicable rule.
+        """
+        if all(cotangent is None for cotangent in cotangents):
+            return []
+        cotangents = self._unscaled(cotangents)
+        refused = []
+        for position in self.plan.by_node[node]:
+            part = self._by_rule(position, cotangents)
+            self.refused[position] = part is None
+            if part is None:
+                refused.append(position)
+            else:
+                deliver(position, [part])
+        return refused
+
+    def _fetched_or_saved(
+        self, fetched: Mapping[int, Mapping[str, Any]], node: int, name: str
+    ) -> Any:
+        found = fetched.get(node, {})
+        return found[name] if name in found else getattr(self.graph.nodes[node], "_saved_" + name)
 
     def _saved_names(self, use: Use) -> tuple[str, ...]:
         return saved_names_of(self.records[use.node].name, use.slots[0])
@@ -123,13 +151,13 @@ class Harvest:
         use = self.plan.uses[position]
         chosen = range(len(use.slots)) if slots is None else slots
         return Site(
-            node=self.graph.nodes[use.node],
+            node=self.graph.nodes[use.node] if self.node is None else self.node,
             slots=tuple([use.slots[j] for j in chosen]),
             cotangents=cotangents,
             arrangement=self.plan.arrangements[position],
             placements=tuple([use.placements[j] for j in chosen]),
             dtype=self.dtype,
-            fetched=self._fetched.get(position, {}),
+            read=None if self.read is None else partial(self.read, use.node),
         )
 
     def _by_rule(self, position: int, cotangents: Cotangents) -> Contribution | None:

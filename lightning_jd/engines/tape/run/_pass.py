@@ -18,8 +18,8 @@ Cotangents = tuple[Tensor | None, ...]
 
 def run(
     graph: Graph,
-    outputs: Sequence[Tensor],
-    weights: Sequence[Tensor],
+    losses: Tensor,
+    weights: Tensor,
     nodes: Collection[int],
     ends: Sequence[Edge],
     consume: Callable[[int, Cotangents], None],
@@ -33,8 +33,8 @@ def run(
 
     Args:
         graph: The graph.
-        outputs: What to differentiate.
-        weights: The weight of each entry of each output.
+        losses: What to differentiate.
+        weights: The weight of each loss.
         nodes: Where to look.
         ends: The outputs of those of the nodes that have no other of them below.
         consume: Called once per node, with its position and one gradient per output.
@@ -49,21 +49,41 @@ def run(
             if node not in lowest
         ]
     try:
-        captured = gradients_of(
-            outputs,
-            weights,
-            [GradientEdge(graph.nodes[node], output) for node, output in ends],
-            retain_graph=retain_graph,
-        )
+        found = captured(graph, losses, weights, ends, retain_graph=retain_graph)
     finally:
         for handle in handles:
             handle.remove()
-    found: dict[int, list[Tensor | None]] = {}
-    for (node, _), gradient in zip(ends, captured, strict=True):
-        found.setdefault(node, []).append(gradient)
-    del captured
     for node in list(found):
-        consume(node, tuple(found.pop(node)))
+        consume(node, found.pop(node))
+
+
+def captured(
+    graph: Graph,
+    losses: Tensor,
+    weights: Tensor | None,
+    edges: Sequence[Edge],
+    *,
+    retain_graph: bool = True,
+) -> dict[int, Cotangents]:
+    """The gradients at the outputs of some nodes, all at once, by one call of autograd.
+
+    Args:
+        graph: The graph.
+        losses: What to differentiate.
+        weights: The weight of each loss; one by default.
+        edges: All outputs of the nodes.
+        retain_graph: Whether the graph is kept.
+    """
+    gradients = gradients_of(
+        [losses],
+        [weights],
+        [GradientEdge(graph.nodes[node], output) for node, output in edges],
+        retain_graph=retain_graph,
+    )
+    found: dict[int, Cotangents] = {}
+    for (node, _), gradient in zip(edges, gradients, strict=True):
+        found[node] = (*found.get(node, ()), gradient)
+    return found
 
 
 def _hook(consume: Callable[[Cotangents], None]) -> Callable[[Cotangents], None]:

@@ -65,7 +65,7 @@ class Passes:
         self.graph, self.plan, self.objectives = graph, plan, objectives
         self.scale, self.dtype = scale, dtype
         several = isinstance(objectives.losses, tuple) and objectives.m > 1
-        self._trunk = plan.trunk(graph.roots) if several else None
+        self._trunk = plan.trunk if several else None
 
     def task_of(self, node: int) -> int | None:
         """The only row that reaches a node; ``None`` if there are others, or it is not known."""

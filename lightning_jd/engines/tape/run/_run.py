@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from lightning_jd.engines.tape.plan import KnownGraph, Plan
 from lightning_jd.engines.tape.run._assembly import Assembly
 from lightning_jd.engines.tape.run._computed_parameters import computed_rows
 from lightning_jd.engines.tape.run._gramian_sum import Ledger
-from lightning_jd.engines.tape.run._instances import Harvest
+from lightning_jd.engines.tape.run._instances import Interpreter
 from lightning_jd.engines.tape.run._tasks import add_rows
 
 
@@ -62,15 +62,15 @@ class Recording:
             self._by_rows(by_rows, ledger)
 
     def _by_owners(self, losses: Tensor, ledger: Ledger) -> None:
-        harvest = Harvest(self.graph, self.plan, len(losses), ledger.G.dtype, self.scale)
+        interpreter = Interpreter(self.graph, self.plan, len(losses), ledger.G.dtype, self.scale)
         assembly = Assembly(self.plan, ledger)
         if losses.ndim == 1:
             ones, keep = torch.ones_like(losses), self.retain_graph
-            harvest.run(losses, ones, assembly.deliver, retain_graph=keep)
+            interpreter.run(losses, ones, assembly.deliver, retain_graph=keep)
         else:
-            _run_per_task(harvest, losses, assembly)
+            _run_per_task(interpreter, losses, assembly)
         assembly.close()
-        self._name_paths(harvest)
+        self.paths.update(paths_of(self.plan, interpreter.local))
         computed = {k: self.parameters[k] for k in self.plan.computed}
         if computed:
             m = self.objectives.m
@@ -84,16 +84,24 @@ class Recording:
         paths = add_rows(ledger, self.graph, general, self.objectives, chosen, self.scale)
         self.paths.update(paths)
 
-    def _name_paths(self, harvest: Harvest) -> None:
-        for position, use in enumerate(self.plan.uses):
-            name = self.plan.records[use.node].name
-            how = "local" if position in harvest.local else "rule"
-            for placement in use.placements:
-                if self.paths.get(placement.parameter, "rule").startswith("rule"):
-                    self.paths[placement.parameter] = f"{how} {name}"
+
+def paths_of(plan: Plan, local: Container[int] = ()) -> dict[int, str]:
+    """How the parameters of a plan are dealt with in the pass for all instances.
+
+    Args:
+        plan: The plan.
+        local: The positions of uses without an applicable rule.
+    """
+    paths: dict[int, str] = {}
+    for position, use in enumerate(plan.uses):
+        how = "local" if position in local else "rule"
+        for placement in use.placements:
+            if paths.get(placement.parameter, "rule").startswith("rule"):
+                paths[placement.parameter] = f"{how} {plan.records[use.node].name}"
+    return paths
 
 
-def _run_per_task(harvest: Harvest, losses: Tensor, assembly: Assembly) -> None:
+def _run_per_task(interpreter: Interpreter, losses: Tensor, assembly: Assembly) -> None:
     """One pass per column of the losses; the rows of an instance are put side by side."""
     tasks = losses.shape[1]
     passes: dict[int, dict[int, list[Contribution]]] = {}
@@ -104,7 +112,7 @@ def _run_per_task(harvest: Harvest, losses: Tensor, assembly: Assembly) -> None:
         def take(position: int, parts: list[Contribution], task: int = task) -> None:
             passes.setdefault(position, {})[task] = parts
 
-        harvest.run(losses, chosen, take)
+        interpreter.run(losses, chosen, take)
     while passes:
         position, by_task = passes.popitem()
         assembly.deliver(position, _side_by_side(by_task, tasks))

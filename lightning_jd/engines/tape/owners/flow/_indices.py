@@ -7,6 +7,7 @@ holds. An index along their axis is data: it is looked up in the step itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def gather(at: Crossing) -> Sequence[Flowed]:
     if dim != at.axis:
         return [at.only.spread(slice(len(at.only.ids)), at.input[at.axis])]
     (index,) = at.indices
-    lines = np.moveaxis(index, dim, 0).reshape(index.shape[dim], -1)
+    lines = _lines(index, dim)
     lines = np.broadcast_to(lines, (len(at.only.ids), lines.shape[1]))
     return [at.only.scattered(lines, at.input[dim])]
 
@@ -88,6 +89,12 @@ def _covering(owners: Owners, shape: Shape) -> Owners:
     return owners.spread(slice(len(owners.ids)), size)
 
 
+def _lines(index: Ids, axis: int) -> Ids:
+    """An index as a matrix: one line per position along an axis; there may be none."""
+    lines = np.moveaxis(index, axis, 0)
+    return lines.reshape(len(lines), prod(lines.shape[1:]))
+
+
 @flows("IndexBackward0", facts=read_indices)
 def index(at: Crossing) -> Sequence[Flowed]:
     """``x[indices]``."""
@@ -100,7 +107,7 @@ def index(at: Crossing) -> Sequence[Flowed]:
     # The owners are those of an axis of the index: one of the indexed axes has to tell them apart.
     along = at.axis - block.begin
     for axis, where in zip(block.axes, block.positions(at), strict=True):
-        lines = np.moveaxis(where, along, 0).reshape(where.shape[along], -1)
+        lines = _lines(where, along)
         if (found := at.only.scattered(lines, at.input[axis])) is not None:
             return [found.moved(axis)]
     raise UnprovenError

@@ -1,0 +1,311 @@
+"""A step of instances as a program: recorded once, then replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_jd.engines._columns import from_columns
+from lightning_jd.engines.tape.graph import Edge, Graph, is_hooked
+from lightning_jd.engines.tape.plan import Plan
+from lightning_jd.engines.tape.program import Program, Recorder, UnrecordableError
+from lightning_jd.engines.tape.run._assembly import Assembly
+from lightning_jd.engines.tape.run._experience import experience_of
+from lightning_jd.engines.tape.run._gramian_sum import Ledger
+from lightning_jd.engines.tape.run._instances import Interpreter
+from lightning_jd.engines.tape.run._pass import Cotangents, captured
+
+#: Numbers that the gradients of all results may have to be held at the same time (16 MB in
+#: float32). Larger ones are consumed in hooks, one after the other, where launches do not count.
+_CAPTURED = 1 << 22
+
+
+def can_compile(plan: Plan) -> bool:
+    """Whether a step is a pass and products of what it meets, and its gradients are small."""
+    experience = experience_of(plan)
+    if experience.compiled is not None:
+        return True
+    if plan.computed or plan.by_rows or not plan.uses or plan.sparse:
+        return False
+    if experience.is_unrecordable or any(experience.refused.values()):
+        return False
+    return sum(prod(plan.records[node].shapes[k]) for node, k in plan.outputs) <= _CAPTURED
+
+
+class Read(NamedTuple):
+    """Something that autograd saved.
+
+    Attributes:
+        node: The position of the node.
+        name: What it is called there.
+    """
+
+    node: int
+    name: str
+
+    @property
+    def attribute(self) -> str:
+        """What the node calls it."""
+        return "_saved_" + self.name
+
+    def value(self, graph: Graph) -> Any:
+        """What this step saved."""
+        return getattr(graph.nodes[self.node], self.attribute)
+
+
+class _Reads:
+    """What rules read from a graph; tensors among it are announced to a recorder."""
+
+    def __init__(self, graph: Graph, recorder: Recorder) -> None:
+        self._graph, self._recorder = graph, recorder
+        self.found: dict[Read, Any] = {}
+
+    def __call__(self, node: int, name: str) -> Any:
+        read = Read(node, name)
+        if read not in self.found:
+            with self._recorder.paused():
+                value = read.value(self._graph)
+            if isinstance(value, (tuple, list)) and any(isinstance(v, Tensor) for v in value):
+                raise UnrecordableError("several saved tensors under one name")
+            is_tensor = isinstance(value, Tensor)
+            self.found[read] = self._recorder.input(value) if is_tensor else value
+        return self.found[read]
+
+
+class _Hidden:
+    """Stands for a node while a step is recorded: what is read from it could not be checked."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnrecordableError("a rule that looks at the node itself")
+
+
+Look = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+
+
+def _look(tensor: Tensor) -> Look:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program, where its inputs come from, and what they must look like.
+
+    Attributes:
+        program: The two lists.
+        key: What the program depends on beside its inputs.
+        tensors: Saved tensors, by node and attribute, and what they look like.
+        first_of_each_node: One of them for each node.
+        arguments: Other saved values, by node and attribute.
+        edges: Where gradients are captured.
+        cotangents: What they look like; ``None`` where no loss arrives.
+        reached: The parameters that have gradients, in the order of the program.
+    """
+
+    program: Program
+    key: Hashable
+    tensors: tuple[tuple[int, str, torch.Size, tuple[int, ...], torch.dtype], ...]
+    first_of_each_node: tuple[Read, ...]
+    arguments: tuple[tuple[int, str, Any], ...]
+    edges: tuple[Edge, ...]
+    cotangents: tuple[Look | None, ...]
+    reached: tuple[int, ...]
+
+    def inputs(self, graph: Graph, key: Hashable) -> list[Tensor] | None:
+        """The saved tensors of a step; ``None`` if something is not as it was recorded."""
+        if key != self.key:
+            return None
+        nodes = graph.nodes
+        for node, attribute, expected in self.arguments:
+            if getattr(nodes[node], attribute) != expected:
+                return None
+        # all that a node saves is hooked, or nothing
+        if any(is_hooked(nodes[node], name) for node, name in self.first_of_each_node):
+            return None
+        found: list[Tensor] = []
+        for node, attribute, shape, strides, dtype in self.tensors:
+            tensor = getattr(nodes[node], attribute)
+            if tensor.shape != shape or tensor.stride() != strides or tensor.dtype != dtype:
+                return None
+            found.append(tensor)
+        return found
+
+    def run(
+        self,
+        graph: Graph,
+        inputs: list[Tensor],
+        losses: Tensor,
+        scale: float | Tensor,
+        *,
+        retain_graph: bool,
+    ) -> Replay | None:
+        """One pass and the first list.
+
+        Args:
+            graph: The graph.
+            inputs: Its saved tensors; the list is emptied.
+            losses: The losses.
+            scale: What they are multiplied by before they are differentiated.
+            retain_graph: Whether the graph is kept.
+
+        Returns:
+            ``None`` if a loss arrives where none did when the program was recorded; the graph is
+            kept then.
+        """
+        weights = None if _is_one(scale) else torch.ones_like(losses) * scale
+        keep = retain_graph or None in self.cotangents
+        found = captured(graph, losses, weights, self.edges, retain_graph=keep)
+        cotangents = [D for several in found.values() for D in several]
+        for D, look in zip(cotangents, self.cotangents, strict=True):
+            if look is not None:
+                inputs.append(D if D is not None and D.stride() == look[1] else _like(D, look))
+            elif D is not None:
+                return None
+        if isinstance(scale, Tensor):
+            inputs.append(scale)
+        del cotangents, found
+        G, *kept = self.program.assemble(inputs)
+        return Replay(G, kept, self)
+
+
+def _like(D: Tensor | None, look: Look) -> Tensor:
+    """A gradient in the memory order that was recorded; one that is missing is zero."""
+    shape, strides, dtype, device = look
+    ordered = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    return ordered.zero_() if D is None else ordered.copy_(D)
+
+
+@dataclass
+class Replay:
+    """The Gramian of a step, and what the second list needs for the gradients."""
+
+    G: Tensor
+    kept: list[Tensor]
+    compiled: Compiled
+
+    def gradients(self, weights: Tensor) -> dict[int, Tensor]:
+        """The gradients of the reached parameters, in their shape and type."""
+        found = self.compiled.program.replay([weights, *self.kept])
+        return dict(zip(self.compiled.reached, found, strict=True))
+
+
+def record(
+    graph: Graph,
+    plan: Plan,
+    losses: Tensor,
+    parameters: Sequence[Tensor],
+    scale: float | Tensor,
+    ledger: Callable[[], Ledger],
+    key: Hashable,
+) -> tuple[Ledger, Compiled | None]:
+    """Interpret a plan, and record what that does.
+
+    Args:
+        graph: The graph; it is kept.
+        plan: The plan.
+        losses: The losses.
+        parameters: All parameters.
+        scale: What the losses are multiplied by before they are differentiated.
+        ledger: Makes an empty ledger.
+        key: What the result depends on beside the inputs.
+
+    Returns:
+        The ledger of the step, and the program, unless something depends on the values of tensors.
+    """
+    weights = None if _is_one(scale) else torch.ones_like(losses) * scale
+    cotangents = captured(graph, losses, weights, plan.outputs)
+    recorder = Recorder()
+    reads = _Reads(graph, recorder)
+    recorded = ledger()
+    try:
+        program, reached = _recorded(
+            recorder, reads, graph, plan, cotangents, parameters, scale, recorded
+        )
+    except UnrecordableError:
+        again = ledger()
+        assembly = Assembly(plan, again)
+        interpreter = Interpreter(graph, plan, len(again.G), again.G.dtype, scale)
+        interpreter.interpret(cotangents, assembly.deliver)
+        assembly.close()
+        again.close()
+        return again, None
+    found = reads.found.items()
+    return recorded, Compiled(
+        program,
+        key,
+        tuple(
+            (read.node, read.attribute, value.shape, value.stride(), value.dtype)
+            for read, value in found
+            if isinstance(value, Tensor)
+        ),
+        tuple({read.node: read for read, v in found if isinstance(v, Tensor)}.values()),
+        tuple(
+            (read.node, read.attribute, value)
+            for read, value in found
+            if not isinstance(value, Tensor)
+        ),
+        plan.outputs,
+        tuple(None if D is None else _look(D) for several in cotangents.values() for D in several),
+        reached,
+    )
+
+
+def _recorded(
+    recorder: Recorder,
+    reads: _Reads,
+    graph: Graph,
+    plan: Plan,
+    cotangents: dict[int, Cotangents],
+    parameters: Sequence[Tensor],
+    scale: float | Tensor,
+    ledger: Ledger,
+) -> tuple[Program, tuple[int, ...]]:
+    announced = {
+        node: tuple(None if D is None else recorder.input(D) for D in several)
+        for node, several in cotangents.items()
+    }
+    if isinstance(scale, Tensor):
+        scale = recorder.input(scale)
+    interpreter = Interpreter(graph, plan, len(ledger.G), ledger.G.dtype, scale)
+    interpreter.read, interpreter.node = reads, _Hidden()
+    assembly = Assembly(plan, ledger)
+    with recorder.recording():
+        for node, several in announced.items():
+            if interpreter.consume(node, several, assembly.deliver):
+                raise UnrecordableError("an operation without a rule")
+        assembly.close()
+        ledger.close()
+    weights = recorder.input(torch.ones_like(ledger.G[0]))
+    recorder.is_late = True
+    with recorder.recording():
+        gradients = ledger.gradients(weights)
+        shaped = [from_columns(columns, parameters[k]) for k, columns in gradients.items()]
+    program = Program(
+        recorder,
+        recorder.slot_of(weights),
+        recorder.slot_of(ledger.G),
+        [recorder.slot_of(gradient) for gradient in shaped],
+        order=_order(recorder, reads.found, announced, scale),
+    )
+    return program, tuple(gradients)
+
+
+def _order(
+    recorder: Recorder,
+    reads: Mapping[Read, Any],
+    cotangents: Mapping[int, Cotangents],
+    scale: float | Tensor,
+) -> list[Any]:
+    """The inputs as a step hands them over: saved tensors, cotangents, the scale."""
+    tensors = [value for value in reads.values() if isinstance(value, Tensor)]
+    tensors += [D for several in cotangents.values() for D in several if D is not None]
+    tensors += [scale] if isinstance(scale, Tensor) else []
+    return [recorder.slot_of(tensor) for tensor in tensors]
+
+
+def _is_one(scale: float | Tensor) -> bool:
+    return isinstance(scale, (int, float)) and scale == 1
