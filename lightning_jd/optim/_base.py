@@ -1,9 +1,9 @@
-"""What the optimizers share: products of momentum and gradient, and the state of the method."""
+"""What the optimizers share: who is updated together, and the weights of momentum and gradient."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -13,26 +13,28 @@ from typing_extensions import override
 
 from lightning_jd.aggregators import AggregatorSpec, GramianAggregator, resolve
 from lightning_jd.errors import ArgumentError
+from lightning_jd.optim._products import inner_products
 from lightning_jd.optim._two_rows import Products, TwoRows
 
-_SMALL = 1 << 15  # entries of a tensor that is put together with others
-_REFRESH = 64  # steps after which the norm of the momentum is measured instead of followed
+_PIECE = 1 << 18  # entries
+
+NOTHING = Products(0.0, 0.0, 0.0)
 
 
 class Batch(NamedTuple):
-    """The parameters of one group that have a gradient.
+    """Parameters that one kernel updates: of one group, of one type, on one device.
 
     Attributes:
         group: The group, with its options.
-        params: The parameters.
+        params: Those that have a gradient.
         grads: What is descended along: gradients with weight decay, their sign turned to maximise.
-        momenta: The momenta; ``None`` where there is none yet.
+        momenta: The momenta; empty where there is none yet.
     """
 
     group: dict[str, Any]
     params: list[Tensor]
     grads: list[Tensor]
-    momenta: list[Tensor] | None
+    momenta: list[Tensor]
 
 
 class AggregatedOptimizer(Optimizer):
@@ -44,9 +46,8 @@ class AggregatedOptimizer(Optimizer):
     the old one nor the gradient. Weights are scaled so that orthogonal rows are added; so
     ``"mean"`` and ``"sum"`` are the ordinary optimizer.
 
-    Inner products with the gradient are measured; the norm of the momentum follows from them, and
-    is measured every 64 steps. They are brought to the host, which then decides: one
-    synchronisation per step.
+    Inner products are measured and brought to the host, which then decides: one synchronisation
+    per step. Momenta and parameters are updated by torch's fused kernels.
 
     Args:
         params: Parameters, or groups of them.
@@ -56,6 +57,9 @@ class AggregatedOptimizer(Optimizer):
     Raises:
         ArgumentError: If the aggregator is not weighted.
     """
+
+    #: The entry of the state that is the momentum.
+    _momentum_key: str
 
     def __init__(
         self, params: Any, defaults: dict[str, Any], aggregator: AggregatorSpec = "upgrad"
@@ -68,7 +72,7 @@ class AggregatedOptimizer(Optimizer):
             )
         self.aggregator = method
         self._combine = TwoRows(method)
-        self._norms: dict[int, tuple[tuple[int, ...], float, int]] = {}  # by group: who, |m|^2, age
+        self._in_conflict = False
         super().__init__(params, defaults)
 
     @override
@@ -83,62 +87,67 @@ class AggregatedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        batches = [self._batch(group) for group in self.param_groups]
-        self._update([batch for batch in batches if batch.params])
+        self._update([batch for group in self.param_groups for batch in self._batches(group)])
         return loss
 
     @abstractmethod
-    def _momenta(self, group: dict[str, Any], params: list[Tensor]) -> list[Tensor] | None:
-        """The momenta of some parameters; ``None`` if the group has none (yet)."""
+    def _start(self, p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        """Fill the state of a parameter that is updated for the first time."""
 
     @abstractmethod
     def _update(self, batches: list[Batch]) -> None:
         """Change momenta and parameters."""
 
-    def _batch(self, group: dict[str, Any]) -> Batch:
-        params = [p for p in group["params"] if p.grad is not None]
-        for p in params:
-            _check_supported(p)
-        grads = [p.grad for p in params]
+    def _batches(self, group: dict[str, Any]) -> list[Batch]:
+        found: dict[tuple[object, ...], list[Tensor]] = {}
+        for p in group["params"]:
+            if p.grad is not None:
+                state = self.state[p]
+                if not state or p.grad.is_sparse:
+                    _check_supported(p)
+                    self._start(p, state, group)
+                key = (p.dtype, p.device, state.get(self._momentum_key) is None)
+                found.setdefault(key, []).append(p)
+        return [self._batch(group, params) for params in found.values()]
+
+    def _batch(self, group: dict[str, Any], params: list[Tensor]) -> Batch:
+        grads = [_like(p, p.grad) for p in params]
         if group.get("maximize"):
             grads = list(torch._foreach_neg(grads))
         if group.get("weight_decay") and not self._is_decoupled(group):
             grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
-        return Batch(group, params, grads, self._momenta(group, params) if params else None)
+        return Batch(group, params, grads, self._kept(params, self._momentum_key))
+
+    def _kept(self, params: list[Tensor], key: str) -> list[Tensor]:
+        """One entry of the state of some parameters, in the layout of these; or nothing."""
+        if self.state[params[0]].get(key) is None:
+            return []
+        found = []
+        for p in params:
+            state = self.state[p]
+            kept = _like(p, state[key])
+            state[key] = kept
+            found.append(kept)
+        return found
 
     def _is_decoupled(self, group: dict[str, Any]) -> bool:
         """Whether weight decay acts on the parameters themselves."""
         return bool(group.get("decoupled_weight_decay"))
 
-    def _products(self, batches: Iterable[Batch]) -> list[Products]:
-        """Inner products of momentum and gradient in each group."""
-        found = []
-        for batch in batches:
-            if self._combine.is_sum or self._has_no_momentum(batch.group):
-                found.append(Products(0.0, 0.0, 0.0))
-            elif batch.momenta is None:
-                (bb,) = _dots([batch.grads], batch.grads)
-                found.append(Products(0.0, 0.0, bb))
-            else:
-                who = tuple(map(id, batch.params))
-                known, squared, age = self._norms.get(id(batch.group), ((), 0.0, _REFRESH))
-                ab, bb = _dots([batch.momenta, batch.grads], batch.grads)
-                if known != who or age >= _REFRESH or batch.params[0].dtype.itemsize < 4:
-                    (squared,) = _dots([batch.momenta], batch.momenta)
-                    age = 0
-                self._norms[id(batch.group)] = (who, squared, age)
-                found.append(Products(squared, ab, bb))
-        return found
+    def _products(self, batches: list[Batch]) -> list[Products]:
+        """Inner products of momentum and gradient of each batch; nothing where none are needed."""
+        asked = [] if self._combine.is_sum else [b for b in batches if self._has_momentum(b.group)]
+        rows = [(batch.momenta, batch.grads) for batch in asked]
+        # Steps that conflict come in runs: then the norms are measured at once, not after a look.
+        look = self._combine.only_conflict and not self._in_conflict
+        products = inner_products(rows, only_conflict=look)
+        self._in_conflict = any(each.ab < 0 for each in products)
+        found = iter(products)
+        return [next(found) if any(b is each for each in asked) else NOTHING for b in batches]
 
-    def _has_no_momentum(self, group: dict[str, Any]) -> bool:
-        """Whether there is nothing to aggregate."""
-        return group.get("momentum") == 0
-
-    def _follow(self, batch: Batch, squared: float) -> None:
-        """Note the squared norm of the new momentum of a group."""
-        if id(batch.group) in self._norms:
-            who, _, age = self._norms[id(batch.group)]
-            self._norms[id(batch.group)] = (who, squared, age + 1)
+    def _has_momentum(self, group: dict[str, Any]) -> bool:
+        """Whether there is something to aggregate."""
+        return group.get("momentum") != 0
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -151,47 +160,49 @@ class AggregatedOptimizer(Optimizer):
         own = dict(state_dict)
         kept = own.pop("aggregator", None)
         super().load_state_dict(own)
-        self._norms.clear()
         if kept is not None:
             self.aggregator.load_state_dict(kept)
 
 
-def new_products(products: Products, first: float, second: float) -> Products:
-    """Inner products of the new momentum, ``first * a + second * b``, and the row b."""
-    aa, ab, bb = products
-    squared = first**2 * aa + 2 * first * second * ab + second**2 * bb
-    return Products(max(squared, 0.0), first * ab + second * bb, bb)
+def pieces_of(batch: Batch) -> Iterator[Batch]:
+    """Some tensors at a time, so many that what several kernels do with them stays in a cache."""
+    if batch.params[0].device.type != "cpu":
+        yield batch
+        return
+    lists, start, entries = batch[1:], 0, 0
+    for i, p in enumerate(batch.params):
+        entries += p.numel()
+        if entries >= _PIECE or i + 1 == len(batch.params):
+            yield Batch(batch.group, *(each[start : i + 1] for each in lists))
+            start, entries = i + 1, 0
+
+
+def total_of(products: Iterable[Products]) -> Products:
+    """Those of all batches together."""
+    total = NOTHING
+    for each in products:
+        total = total.plus(each)
+    return total
+
+
+def _like(p: Tensor, other: Any) -> Any:
+    """The same numbers in the layout of a parameter: fused kernels go by memory, not by index."""
+    if (p.is_contiguous() and other.is_contiguous()) or p.stride() == other.stride():
+        return other
+    return torch.empty_like(p).copy_(other)
 
 
 def _check_supported(p: Tensor) -> None:
     assert p.grad is not None
-    if p.grad.is_sparse or p.is_complex() or hasattr(p, "device_mesh"):
-        kind = (
-            "sparse" if p.grad.is_sparse else "complex" if p.is_complex() else "in pieces (FSDP2)"
-        )
-        raise ArgumentError(
-            "Optimizers that aggregate must have dense, real and whole gradients, got one that is "
-            f"{kind}. Use the optimizer of torch for these parameters."
-        )
-
-
-def _dots(several: list[list[Tensor]], one: list[Tensor]) -> list[float]:
-    """The inner products of some lists of tensors with one of them, on the host."""
-    small = [i for i, tensor in enumerate(one) if tensor.numel() <= _SMALL]
-    everybody = (*several, one)
-    large = [i for i in range(len(one)) if one[i].numel() > _SMALL]
-    columns = [[_flat(each[i]) for each in everybody] for i in large]
-    if small:  # one product of many small ones, which would cost more to start than to compute
-        joined = [torch.cat([each[i].reshape(-1) for i in small]) for each in everybody]
-        columns.append([_flat(each) for each in joined])
-    # Tensor by tensor, so that what is read twice is read from a cache.
-    parts = [torch.stack([torch.dot(each, last) for each in rest]) for *rest, last in columns]
-    device = parts[0].device
-    together = torch.stack([part.to(device) for part in parts])
-    totals: list[float] = (together if device.type == "mps" else together.double()).sum(0).tolist()
-    return totals
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    flat = tensor.reshape(-1)
-    return flat.float() if flat.dtype.itemsize < 4 else flat
+    kinds = {
+        "sparse": p.grad.is_sparse,
+        "complex": p.is_complex(),
+        "in pieces (FSDP2)": hasattr(p, "device_mesh"),
+        "a view with gaps": not p.is_contiguous() and torch.empty_like(p).stride() != p.stride(),
+    }
+    for kind, found in kinds.items():
+        if found:
+            raise ArgumentError(
+                "Optimizers that aggregate must have dense, real and whole parameters and "
+                f"gradients, got one that is {kind}. Use the optimizer of torch for these."
+            )

@@ -11,8 +11,7 @@ from typing_extensions import override
 from lightning_jd.aggregators import AggregatorSpec
 from lightning_jd.aggregators._arguments import not_negative
 from lightning_jd.errors import ArgumentError
-from lightning_jd.optim._base import AggregatedOptimizer, Batch, new_products
-from lightning_jd.optim._two_rows import Products
+from lightning_jd.optim._base import AggregatedOptimizer, Batch, pieces_of, total_of
 
 
 class SGD(AggregatedOptimizer):
@@ -48,6 +47,8 @@ class SGD(AggregatedOptimizer):
         tensor([2.], requires_grad=True)
     """
 
+    _momentum_key = "momentum_buffer"
+
     def __init__(
         self,
         params: Any,
@@ -76,55 +77,45 @@ class SGD(AggregatedOptimizer):
         super().__init__(params, defaults, aggregator)
 
     @override
-    def _momenta(self, group: dict[str, Any], params: list[Tensor]) -> list[Tensor] | None:
-        if not group["momentum"]:
-            return None
-        for p in params:
-            if self.state[p].get("momentum_buffer") is None:  # then the gradient becomes it
-                self.state[p]["momentum_buffer"] = None
-        found = [self.state[p]["momentum_buffer"] for p in params]
-        if all(buffer is None for buffer in found):
-            return None
-        for p, buffer in zip(params, found, strict=True):
-            if buffer is None:  # one that comes later begins with nothing
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        return [self.state[p]["momentum_buffer"] for p in params]
+    def _start(self, p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        state["momentum_buffer"] = None  # the first gradient becomes it
 
     @override
     def _update(self, batches: list[Batch]) -> None:
         measured = self._products(batches)
         factors = [(b.group["momentum"], 1 - b.group["dampening"]) for b in batches]
-        total = Products(0.0, 0.0, 0.0)
-        for products, (mu, share) in zip(measured, factors, strict=True):
-            total = total.plus(products.scaled(mu, share))
-        first, second = self._combine(total)
-        ahead = Products(0.0, 0.0, 0.0)
-        for batch, products, (mu, share) in zip(batches, measured, factors, strict=True):
-            after = new_products(products, first * mu, second * share)
-            if batch.momenta is None:  # then the gradient becomes the momentum
-                after = Products(products.bb, products.bb, products.bb)
-            self._follow(batch, after.aa)
-            if batch.group["nesterov"]:
-                ahead = ahead.plus(after.scaled(mu, 1.0))
-        looking = self._combine(ahead) if any(b.group["nesterov"] for b in batches) else (1.0, 1.0)
+        rows = zip(measured, factors, strict=True)
+        first, second = self._combine(total_of(each.scaled(*pair) for each, pair in rows))
+        after = [
+            products.mixed(*((first * mu, second * share) if batch.momenta else (0.0, 1.0)))
+            for batch, products, (mu, share) in zip(batches, measured, factors, strict=True)
+        ]
+        ahead = [
+            products.scaled(mu, 1.0)
+            for batch, products, (mu, _) in zip(batches, after, factors, strict=True)
+            if batch.group["nesterov"]
+        ]
+        looking = self._combine(total_of(ahead)) if ahead else (1.0, 1.0)
+        is_plain = (first, second, *looking) == (1, 1, 1, 1)
         for batch, (mu, share) in zip(batches, factors, strict=True):
-            momenta = self._new_momenta(batch, first * mu, second * share)
-            lr = float(batch.group["lr"])
-            if not mu or batch.group["nesterov"]:
-                size = looking[1] if mu else 1.0
-                torch._foreach_add_(batch.params, batch.grads, alpha=-lr * size)
-            if mu:
-                size = looking[0] * mu if batch.group["nesterov"] else 1.0
-                torch._foreach_add_(batch.params, momenta, alpha=-lr * size)
-
-    def _new_momenta(self, batch: Batch, first: float, second: float) -> list[Tensor]:
-        if not batch.group["momentum"]:
-            return []
-        if batch.momenta is not None:
-            torch._foreach_mul_(batch.momenta, first)
-            torch._foreach_add_(batch.momenta, batch.grads, alpha=second)
-            return batch.momenta
-        momenta = [gradient.clone() for gradient in batch.grads]
-        for p, buffer in zip(batch.params, momenta, strict=True):
-            self.state[p]["momentum_buffer"] = buffer
-        return momenta
+            lr, fresh = float(batch.group["lr"]), not batch.momenta
+            if mu and fresh:  # for the kernel to fill
+                for p in batch.params:
+                    self.state[p]["momentum_buffer"] = torch.empty_like(p)
+            is_ahead = bool(mu and batch.group["nesterov"])
+            by_two = is_ahead and not is_plain  # the kernel knows one factor for both rows
+            for piece in pieces_of(batch):
+                if by_two:
+                    torch._foreach_add_(piece.params, piece.grads, alpha=-lr * looking[1])
+                torch._fused_sgd_(
+                    piece.params,
+                    piece.grads,
+                    self._kept(piece.params, "momentum_buffer") if mu and fresh else piece.momenta,
+                    weight_decay=0.0,  # the gradient has it already
+                    momentum=first * mu,
+                    dampening=1 - second * share,
+                    lr=lr * looking[0] * mu if by_two else lr,
+                    nesterov=is_ahead and is_plain,
+                    maximize=False,
+                    is_first_step=fresh,
+                )

@@ -23,6 +23,11 @@ class Products(NamedTuple):
         """Those of the rows times a factor each."""
         return Products(a * a * self.aa, a * b * self.ab, b * b * self.bb)
 
+    def mixed(self, of_a: float, of_b: float) -> Products:
+        """Those of the rows ``of_a * a + of_b * b`` and b."""
+        squared = of_a**2 * self.aa + 2 * of_a * of_b * self.ab + of_b**2 * self.bb
+        return Products(max(squared, 0.0), of_a * self.ab + of_b * self.bb, self.bb)
+
     def plus(self, other: Products) -> Products:
         """Those of rows that go on with other rows."""
         return Products(self.aa + other.aa, self.ab + other.ab, self.bb + other.bb)
@@ -38,6 +43,10 @@ class TwoRows:
     Args:
         aggregator: The method.
 
+    Attributes:
+        is_sum: Whether the weights are always one.
+        only_conflict: Whether they are one unless the rows oppose each other.
+
     Example:
         >>> from lightning_jd.aggregators import MGDA
         >>> TwoRows(Mean())(Products(1.0, -0.5, 1.0)), TwoRows(Sum())(Products(1.0, -0.5, 1.0))
@@ -52,6 +61,7 @@ class TwoRows:
         self._factor = 1.0
         plain = type(aggregator) is UPGrad and aggregator.preference is None
         self._closed = aggregator if plain and isinstance(aggregator, UPGrad) else None
+        self.only_conflict = plain
         if not self.is_sum and self._closed is None:
             # Of a copy: a stream of random numbers, or a state, must not begin with this.
             state = aggregator.state_dict()

@@ -1,0 +1,143 @@
+"""What Adam and its kin share: two moments, the first of which is aggregated with the gradient."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_jd.aggregators import AggregatorSpec
+from lightning_jd.aggregators._arguments import not_negative, share
+from lightning_jd.optim._base import AggregatedOptimizer, Batch, total_of
+from lightning_jd.optim._two_rows import Products
+
+
+class Moments(AggregatedOptimizer):
+    """An optimizer with a first and a second moment.
+
+    Args:
+        params: Parameters, or groups of them.
+        aggregator: A weighted aggregator.
+        lr: The learning rate.
+        betas: Decay of the first and of the second moment.
+        eps: Added to the denominator.
+        weight_decay: Added to the gradient, or taken from the parameters.
+        more: Further options, which have been checked.
+
+    Raises:
+        ArgumentError: If an argument is out of its range, or the aggregator is not weighted.
+    """
+
+    _momentum_key = "exp_avg"
+
+    def __init__(
+        self,
+        params: Any,
+        aggregator: AggregatorSpec,
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        **more: Any,
+    ) -> None:
+        defaults = {
+            "lr": not_negative("lr", lr),
+            "betas": tuple(share("betas", beta, below_one=True) for beta in betas),
+            "eps": not_negative("eps", eps),
+            "weight_decay": not_negative("weight_decay", weight_decay),
+            **more,
+        }
+        super().__init__(params, defaults, aggregator)
+
+    @override
+    def _start(self, p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        state["step"] = torch.zeros((), dtype=torch.float32)
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+        if group.get("amsgrad"):
+            state["max_exp_avg_sq"] = torch.zeros_like(p)
+
+    @override
+    def _update(self, batches: list[Batch]) -> None:
+        batches = [part for batch in batches for part in self._of_one_age(batch)]
+        betas = [batch.group["betas"][0] for batch in batches]
+        rows = list(zip(self._products(batches), betas, strict=True))
+        weights = self._combine(total_of(each.scaled(b, 1 - b) for each, b in rows))
+        for batch in batches:
+            torch._foreach_add_([self.state[p]["step"] for p in batch.params], 1)
+        after = [each.mixed(weights[0] * b, weights[1] * (1 - b)) for each, b in rows]
+        self._descend(batches, weights, after)
+
+    @abstractmethod
+    def _descend(
+        self, batches: list[Batch], weights: tuple[float, float], after: list[Products]
+    ) -> None:
+        """Change moments and parameters.
+
+        Args:
+            batches: The parameters of each batch have taken equally many steps.
+            weights: Those of moment and gradient.
+            after: Inner products of the new moment and the gradient, by batch.
+        """
+
+    def _of_one_age(self, batch: Batch) -> list[Batch]:
+        """Parts of a batch whose parameters have taken the same number of steps."""
+        ages: dict[tuple[float, float], list[int]] = {}
+        for i, p in enumerate(batch.params):
+            state = self.state[p]
+            state["step"] = state["step"].cpu()  # one of torch's optimizers keeps it elsewhere
+            age = float(state["step"]), float(state.get("mu_product", 1.0))
+            ages.setdefault(age, []).append(i)
+        if len(ages) == 1:
+            return [batch]
+        lists = batch[1:]
+        return [
+            Batch(batch.group, *([each[i] for i in own] for each in lists)) for own in ages.values()
+        ]
+
+    def _age(self, batch: Batch) -> float:
+        """The number of steps of a batch, with the present one."""
+        return float(self.state[batch.params[0]]["step"])
+
+    def _along_moments(
+        self, batch: Batch, weights: tuple[float, float], factor: float = 1.0
+    ) -> None:
+        """Update both moments, and the parameters along the first one.
+
+        Torch's kernel knows one factor for both rows. So the old moment is multiplied by the ratio
+        of the weights before, and the new one by the weight of the gradient after; in between the
+        learning rate has that weight.
+
+        Args:
+            batch: The parameters.
+            weights: Those of moment and gradient.
+            factor: Of the learning rate, but not of weight decay.
+        """
+        group, (first, second), some = batch.group, weights, batch.params[0]
+        if weights != (1, 1):  # a weight of zero has no ratio: one lost in rounding stands for it
+            least = (1e-12 if some.dtype.itemsize > 2 else 1e-4) * max(abs(first), 1.0)
+            second = second if abs(second) > least else least
+            torch._foreach_mul_(batch.momenta, first / second)
+        lr = float(group["lr"])
+        decay = lr * group["weight_decay"] if self._is_decoupled(group) else 0.0
+        size = lr * factor * second
+        torch._fused_adamw_(
+            batch.params,
+            batch.grads,
+            batch.momenta,
+            self._kept(batch.params, "exp_avg_sq"),
+            self._kept(batch.params, "max_exp_avg_sq") if group.get("amsgrad") else [],
+            [torch.full((), self._age(batch), device=some.device)] * len(batch.params),
+            lr=size,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=decay / size if size else 0.0,
+            eps=group["eps"],
+            amsgrad=bool(group.get("amsgrad")),
+            maximize=False,  # the gradient has been turned already
+        )
+        if second != 1:
+            torch._foreach_mul_(batch.momenta, second)
