@@ -40,18 +40,14 @@ def adam_step(
         >>> adam_step(Memory(), "s", ("a",), torch.zeros(1), torch.ones(1), lr=0.1)
         tensor([-0.1000])
     """
-    gradient = gradient + weight_decay * value
-    zero = torch.zeros_like(value)
-    count = memory.recall(f"{key}/count", names, zero) + 1
-    first, second = (
-        memory.recall(f"{key}/{moment}", names, zero) for moment in ("first", "second")
-    )
-    first = _BETAS[0] * first + (1 - _BETAS[0]) * gradient
-    second = _BETAS[1] * second + (1 - _BETAS[1]) * gradient.square()
-    mean = first / (1 - _BETAS[0] ** count)
+    nothing = value.new_zeros(len(value), 3)
+    count, first, second = memory.recall(f"{key}/adam", names, nothing).unbind(1)
+    gradient = gradient + weight_decay * value if weight_decay else gradient
+    count = count + 1
+    first = first.lerp(gradient, 1 - _BETAS[0])
+    second = second.lerp(gradient.square(), 1 - _BETAS[1])
     scale = (second / (1 - _BETAS[1] ** count)).sqrt() + _EPS
-    value = value - lr * mean / scale
-    kept = {"": value, "/count": count, "/first": first, "/second": second}
-    for suffix, tensor in kept.items():
-        memory.keep(key + suffix, names, tensor)
+    value = value - lr * first / (1 - _BETAS[0] ** count) / scale
+    memory.keep(key, names, value)
+    memory.keep(f"{key}/adam", names, torch.stack([count, first, second], dim=1))
     return value

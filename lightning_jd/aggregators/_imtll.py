@@ -1,19 +1,14 @@
 """IMTL-L: learned scales that make all losses alike."""
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.aggregators._adam import adam_step
-from lightning_jd.aggregators._arguments import positive
-from lightning_jd.aggregators._balancer import Balancer
-from lightning_jd.aggregators._memory import Stateful
+from lightning_jd.aggregators._learned import LearnedBalancer
 from lightning_jd.aggregators._registry import register
-from lightning_jd.aggregators._step import Step
 
 
 @register
-class IMTLL(Stateful, Balancer):
+class IMTLL(LearnedBalancer):
     r"""Impartial multi-task learning, the part that balances losses.
 
     .. math::
@@ -31,6 +26,7 @@ class IMTLL(Stateful, Balancer):
         ArgumentError: If the learning rate is not positive and finite.
 
     Example:
+        >>> import torch
         >>> balancer = IMTLL(lr=0.1)
         >>> for _ in range(500):
         ...     weights = balancer.weights(torch.tensor([0.5, 2.0]))
@@ -41,14 +37,7 @@ class IMTLL(Stateful, Balancer):
         Liu et al., *Towards Impartial Multi-task Learning*, ICLR 2021.
     """
 
-    def __init__(self, lr: float = 1e-3) -> None:
-        super().__init__()
-        self.lr = positive("lr", lr)
-
     @override
-    def balance(self, losses: Tensor, step: Step) -> Tensor:
-        memory = self.memory(step)
-        s = memory.recall("s", step.names, torch.zeros_like(losses))
+    def learn(self, s: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
         weights = s.exp()
-        adam_step(memory, "s", step.names, s, weights * losses - 1, lr=self.lr)
-        return weights
+        return weights, weights * losses - 1

@@ -1,19 +1,14 @@
 """UW: weights from the uncertainty of each task, which is learned."""
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.aggregators._adam import adam_step
-from lightning_jd.aggregators._arguments import positive
-from lightning_jd.aggregators._balancer import Balancer
-from lightning_jd.aggregators._memory import Stateful
+from lightning_jd.aggregators._learned import LearnedBalancer
 from lightning_jd.aggregators._registry import register
-from lightning_jd.aggregators._step import Step
 
 
 @register
-class UW(Stateful, Balancer):
+class UW(LearnedBalancer):
     r"""Uncertainty weighting with learned log-variances :math:`s`.
 
     .. math::
@@ -31,6 +26,7 @@ class UW(Stateful, Balancer):
         ArgumentError: If the learning rate is not positive and finite.
 
     Example:
+        >>> import torch
         >>> balancer = UW(lr=0.1)
         >>> for _ in range(500):
         ...     weights = balancer.weights(torch.tensor([0.5, 2.0]))
@@ -42,14 +38,7 @@ class UW(Stateful, Balancer):
         Geometry and Semantics*, CVPR 2018.
     """
 
-    def __init__(self, lr: float = 1e-3) -> None:
-        super().__init__()
-        self.lr = positive("lr", lr)
-
     @override
-    def balance(self, losses: Tensor, step: Step) -> Tensor:
-        memory = self.memory(step)
-        s = memory.recall("s", step.names, torch.zeros_like(losses))
+    def learn(self, s: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
         weights = 0.5 * (-s).exp()
-        adam_step(memory, "s", step.names, s, 0.5 - weights * losses, lr=self.lr)
-        return weights
+        return weights, 0.5 - weights * losses
