@@ -116,7 +116,13 @@ class GramianAggregator(Aggregator):
     A subclass defines :meth:`weights`. Because :math:`G = J J^\top` is all it needs, it works
     without the Jacobian ever being stored. If it wants to know more (names, losses), or keeps a
     state, it defines :meth:`weigh`.
+
+    Attributes:
+        reads_gramian: Whether the weights depend on the entries of the Gramian. Where they do not,
+            nobody has to wait for these.
     """
+
+    reads_gramian: bool = True
 
     @abstractmethod
     def weights(self, gramian: Tensor) -> Tensor:

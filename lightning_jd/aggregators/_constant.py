@@ -35,6 +35,7 @@ class Constant(GramianAggregator):
     properties: ClassVar[frozenset[Property]] = frozenset(
         {Property.LINEAR_UNDER_SCALING, Property.WEIGHTED}
     )
+    reads_gramian = False
 
     def __init__(self, weights: Sequence[float]) -> None:
         super().__init__()

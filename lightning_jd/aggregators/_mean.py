@@ -25,6 +25,7 @@ class Mean(GramianAggregator):
     properties: ClassVar[frozenset[Property]] = frozenset(
         {Property.LINEAR_UNDER_SCALING, Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
     )
+    reads_gramian = False
 
     @override
     def weights(self, gramian: Tensor) -> Tensor:

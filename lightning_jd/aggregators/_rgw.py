@@ -37,6 +37,7 @@ class RGW(OwnGenerator, GramianAggregator):
     properties: ClassVar[frozenset[Property]] = frozenset(
         {Property.LINEAR_UNDER_SCALING, Property.WEIGHTED}
     )
+    reads_gramian = False
 
     @override
     def weights(self, gramian: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from lightning_jd.aggregators import (
     available,
 )
 from lightning_jd.errors import ArgumentError, NonFiniteError, ShapeError
-from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians, size
+from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians, normal, size
 from tests.helpers.properties import of_definition, worst_conflict
 
 CLASSES = available()
@@ -218,3 +218,16 @@ def test_constant_weights_must_be_as_many_as_the_objectives() -> None:
 def test_integers_are_refused_with_their_dtype() -> None:
     with pytest.raises(ShapeError, match=r"`jacobian` must be floating-point, got torch.int64"):
         Mean()(torch.ones(2, 2, dtype=torch.int64))
+
+
+@every_weighted
+def test_it_says_whether_weights_depend_on_the_gramian(cls: type[GramianAggregator]) -> None:
+    J = normal(3, 5, 8)
+    found = []
+    for factors in (1.0, torch.tensor([1.0, 20.0, 0.1, 3.0, 0.5])[: len(J), None].to(J)):
+        aggregator = of_definition(cls, len(J))
+        assert isinstance(aggregator, GramianAggregator)
+        for _ in range(2):  # some begin with equal weights
+            weights = aggregator.weights((factors * J) @ (factors * J).T)
+        found.append(weights)
+    assert aggregator.reads_gramian == (not torch.equal(*found))
