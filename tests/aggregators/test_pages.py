@@ -1,0 +1,41 @@
+"""The page of a method: its code runs alone, and its picture is drawn by the method itself."""
+
+import re
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+from lightning_jd.aggregators import available, balancers
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {page.stem: page.read_text() for page in sorted((DOCS / "aggregators").glob("*.md"))}
+METHODS = [*available(), *balancers()]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_block_of_code_runs_alone(page: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL)
+    assert blocks
+    for block in blocks:
+        if ">>>" not in block:  # which test_table runs, with its output
+            exec(block, {})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_page_shows_its_picture(name: str) -> None:
+    (shown,) = re.findall(r"!\[.+?\]\((.+?)\)", PAGES[name])
+    assert shown == f"../figures/methods/{name}.png"
+    assert (DOCS / "aggregators" / shown).is_file()
+
+
+@pytest.mark.slow
+def test_every_picture_can_be_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    spec = spec_from_file_location("methods_figures", DOCS / "figures" / "methods.py")
+    assert spec is not None
+    assert spec.loader is not None
+    figures = module_from_spec(spec)
+    spec.loader.exec_module(figures)
+    for name in METHODS:
+        assert figures.draw(name, tmp_path).stat().st_size > 5000
