@@ -11,6 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+#: Whoever imports it registers a device in this process; see ``tests/accelerators``.
+collect_ignore = ["pretended"]
+
 
 @pytest.fixture(autouse=True)
 def _same_start_and_nothing_left_behind() -> Iterator[None]:

@@ -1,0 +1,38 @@
+"""Generators of the device: torch lets Python register a backend, but no generators for it."""
+
+import weakref
+from typing import Any
+
+import torch
+
+from tests.pretended._device import DEVICE, NAME
+
+_ours: "weakref.WeakValueDictionary[int, torch.Generator]" = weakref.WeakValueDictionary()
+_Original = torch.Generator
+
+
+class Generator(_Original):
+    """A generator that may say it is on the device, and then draws for that device alone."""
+
+    def __new__(cls, device: Any = "cpu") -> "Generator":
+        where = torch.device(device)
+        pretended = where.type == DEVICE.type
+        made = super().__new__(cls, "cpu" if pretended else where)
+        if pretended:
+            _ours[made._cdata] = made
+        return made
+
+    @property
+    def device(self) -> torch.device:
+        return DEVICE if self._cdata in _ours else super().device
+
+
+def check_generator(func: Any, generator: torch.Generator) -> None:
+    """Refuse a generator of the CPU, as devices do."""
+    if generator._cdata not in _ours:
+        raise RuntimeError(
+            f"{func}: the generator must be on {NAME}, got one on {generator.device}."
+        )
+
+
+torch.Generator = Generator  # type: ignore[misc]
