@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from lightning_jd import backward
 from lightning_jd.engines import Objectives, Tape, gramian
@@ -221,3 +222,14 @@ def test_gradients_are_certified_also_after_a_gramian() -> None:
     found, weight.grad = weight.grad, None
     losses().mean().backward()
     torch.testing.assert_close(found, weight.grad)
+
+
+def test_a_loss_that_is_left_out_may_be_nan_in_a_certified_step() -> None:
+    """Zero times NaN is NaN in the ordinary passes, but not in the rows of the others."""
+    model, x = nn.Linear(3, 1).double(), torch.randn(4, 3, dtype=torch.float64)
+    targets = torch.tensor([1.0, torch.nan, 1.0, 1.0], dtype=torch.float64)
+    for _ in range(2):
+        losses = (model(x).squeeze(1) * targets)[torch.tensor([0, 2, 3])]
+        tape = Tape(Objectives.of(losses), list(model.named_parameters()))
+        J = torch.cat([x, torch.ones(4, 1, dtype=torch.float64)], dim=1)[[0, 2, 3]]
+        assert_close(tape.gramian(), J @ J.T)

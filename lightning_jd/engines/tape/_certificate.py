@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -127,7 +128,7 @@ def random_vector(G: Tensor, spread: float) -> Tensor:
 
 def mismatches(
     ledger: Ledger, v: Tensor, ordinary: Ordinary, sizes: Mapping[int, int], eps: float
-) -> list[Mismatch]:
+) -> list[Mismatch] | None:
     """Compare shares and gradients, a part of the parameters at a time to save memory.
 
     Args:
@@ -136,10 +137,17 @@ def mismatches(
         ordinary: Ordinary backward passes.
         sizes: The number of columns of each parameter.
         eps: The machine precision of the least precise type that takes part.
+
+    Returns:
+        ``None`` if the ordinary gradients are not finite, so that nothing can be compared: a loss
+        that was left out may be NaN, and zero times that is NaN.
     """
     found: list[Mismatch] = []
     for batch in _batches(_by_component(ledger.shares), sizes):
-        found += _in_batch(batch, ledger, v, ordinary, eps)
+        wrong = _in_batch(batch, ledger, v, ordinary, eps)
+        if wrong is None:
+            return None
+        found += wrong
     return found
 
 
@@ -149,7 +157,7 @@ def _in_batch(
     v: Tensor,
     ordinary: Ordinary,
     eps: float,
-) -> list[Mismatch]:
+) -> list[Mismatch] | None:
     together = [p for parameters, _ in batch for p in parameters]
     once = ordinary(v, together)
     replayed = {p: gradient.clone() for p, gradient in once.items() if p not in ledger.unkept}
@@ -160,6 +168,8 @@ def _in_batch(
         for parameters, share in batch
     ]
     del replayed
+    if not all(isfinite(look.ordinary) for look in looks):
+        return None
     suspects, total = looks, _length(ledger.G, v)
     found: list[Mismatch] = []
     for divisor in _DIVISORS:

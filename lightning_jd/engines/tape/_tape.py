@@ -237,14 +237,15 @@ class Tape:
                 ledger = self._empty_ledger(keeps=keeps, notes=True)
                 self._interpret(graph, known, plan, ledger)
             # Where something is not finite, nothing can be compared: try again in the next step.
-            is_finite = bool(torch.isfinite(ledger.G).all())
-            with watch.silenced():
-                wrong = self._certify(ledger, graph, plan) if is_finite else []
+            wrong = None
+            if bool(torch.isfinite(ledger.G).all()):
+                with watch.silenced():
+                    wrong = self._certify(ledger, graph, plan)
             if not wrong:
-                if is_finite:
+                if wrong is not None:
                     standing.passed(delivery)
                 ledger.shares.clear()
-                if program is not None and is_finite:
+                if program is not None and wrong is not None:
                     with watch.silenced():
                         self._compare(*program, graph, plan, ledger)
                 if collects:
@@ -255,8 +256,8 @@ class Tape:
 
     def _may_replay(self, plan: Plan) -> bool:
         """Whether a step like this one can be a program."""
-        losses = self.objectives.losses
-        is_pass = isinstance(losses, Tensor) and losses.ndim == 1 and self._memory == "fast"
+        instances = _instances(self.objectives)
+        is_pass = instances is not None and instances.ndim == 1 and self._memory == "fast"
         return is_pass and can_compile(plan)
 
     def _program(
@@ -378,13 +379,15 @@ class Tape:
             if gradient is not None
         }
 
-    def _certify(self, ledger: Ledger, graph: Graph, plan: Plan) -> list[Mismatch]:
+    def _certify(self, ledger: Ledger, graph: Graph, plan: Plan) -> list[Mismatch] | None:
         # Under autocast, parameters and losses are precise, but what is between them is not.
         types = {tensor.dtype.to_real() for tensor in self._tensors} | types_in(graph)
         eps = max(torch.finfo(dtype).eps for dtype in types)
         v = random_vector(ledger.G, spread=1e3 if eps > 1e-5 else 1e6)
         sizes = {k: column_count(tensor) for k, tensor in enumerate(self._tensors)}
         wrong = mismatches(ledger, v, self._ordinary_gradients, sizes, eps)
+        if wrong is None:
+            return None
         return [found for found in wrong if not set(found.parameters) <= plan.by_rows]
 
 
