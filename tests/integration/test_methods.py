@@ -1,13 +1,14 @@
 """Methods with a state through Lightning: two fits, a run that is killed, groups, two processes."""
 
+import multiprocessing
 import os
+import random
 import signal
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as L
 import pytest
 import torch
 
@@ -75,7 +76,8 @@ def form(method: Method) -> str:
 
 
 def module(method: Method) -> Regression:
-    return Regression(form(method), lr=0.05, momentum=0.9)  # type: ignore[arg-type]
+    kind = _Heads if method.at_features else Regression
+    return kind(form(method), lr=0.05, momentum=0.9)  # type: ignore[arg-type]
 
 
 def data() -> ResumableLoader:
@@ -139,38 +141,46 @@ def test_a_second_fit_is_the_first_one_again() -> None:
             assert torch.equal(a, b), name
 
 
-KILL = """
-import os, signal, sys
-from pathlib import Path
-import lightning.pytorch as L
-from tests.integration.test_methods import JacobianDescent, data, fit, module, resolve, saving
+#: Where a process may die: before a step, between gradients and update, after a step.
+HOOKS = ("on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end")
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "constant": {"weights": [1.0, 0.5, 2.0]},
+    "krum": {"n_byzantine": 0},
+    "trimmedmean": {"trim": 1},
+}
 
-class Kill(L.Callback):
-    def on_train_batch_start(self, trainer, *_):
-        if trainer.global_step == {step}:
-            os.kill(os.getpid(), signal.SIGKILL)
 
-method = resolve({name!r})
-arguments = {{"callbacks": [JacobianDescent(method)]}}
-fit(module(method), data(), **saving(Path({folder!r}), arguments, Kill()))
-"""
+def _kill(step: int, trainer: L.Trainer, *_: Any) -> None:
+    if trainer.global_step == step:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _train_until_killed(spec: dict[str, Any], step: int, hook: str, folder: Path) -> None:
+    kill = L.Callback()
+    setattr(kill, hook, partial(_kill, step))
+    method = resolve(spec)
+    fit(module(method), data(), **saving(folder, {"callbacks": [JacobianDescent(method)]}, kill))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "step"), [("gradvac", 7), ("uw", 4), ("moco", 9)])
-def test_after_kill_minus_nine_too(name: str, step: int, tmp_path: Path) -> None:
-    code = KILL.format(name=name, step=step, folder=str(tmp_path))
-    root = str(Path(__file__).parents[2])
-    environment = os.environ | {"PYTHONPATH": root}
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, cwd=root, env=environment
+@pytest.mark.parametrize("name", METHODS)
+def test_after_kill_minus_nine_at_a_random_step(name: str, tmp_path: Path) -> None:
+    draw = random.Random(name)
+    step, hook = draw.randint(2, 11), draw.choice(HOOKS)
+    spec = {"name": name, **ARGUMENTS.get(name, {})}
+    process = multiprocessing.get_context("fork").Process(
+        target=_train_until_killed, args=(spec, step, hook, tmp_path)
     )
-    assert run.returncode == -signal.SIGKILL, run.stderr.decode()
-    whole, resumed = (module(resolve(name)) for _ in range(2))
-    fit(whole, data(), callbacks=[JacobianDescent(name)])
-    path = tmp_path / f"step={step}.ckpt"
-    fit(resumed, data(), ckpt_path=path, callbacks=[JacobianDescent(name)])
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    whole, resumed = (module(resolve(spec)) for _ in range(2))
+    fit(whole, data(), callbacks=[JacobianDescent(spec)])
+    written = max(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.removeprefix("step=")))
+    assert int(written.stem.removeprefix("step=")) in (step - 1, step)
+    fit(resumed, data(), ckpt_path=written, callbacks=[JacobianDescent(spec)])
     assert_same_weights(resumed, whole, rtol=0, atol=0)
+    assert moved(whole.net, network())
 
 
 @pytest.mark.parametrize("name", ["dwa", "famo", "uw"])
@@ -222,8 +232,8 @@ def test_a_method_that_skips_a_loss_keeps_the_state_of_its_task() -> None:
     with pytest.warns(RuntimeWarning, match="'b' of the objectives were NaN"):
         fit(Sometimes("tasks"), callbacks=[callback])
     state = callback.settings.aggregator.state_dict()["_extra_state"]["groups"][""]
-    kept = state["kept"]["s/count"]
-    counts = dict(zip(kept["names"], kept["value"].tolist(), strict=True))
+    kept = state["kept"]["s/adam"]
+    counts = dict(zip(kept["names"], kept["value"][:, 0].tolist(), strict=True))
     assert counts == {"a": 12.0, "b": 10.0, "c": 12.0}
 
 
@@ -371,8 +381,52 @@ def test_torchjd_on_two_processes(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4)
 
 
+def _by_hand(weighting: Any) -> dict[str, torch.Tensor]:
+    """Two epochs on the whole batches: rows by autograd in float64, weights by TorchJD."""
+    net = network().double()
+    params = list(net.parameters())
+    for x, y in [*batches(), *batches()]:
+        errors = (net(x.double()) - y.double()).square()
+        samples = []
+        for start in range(2):  # of both processes: every other instance
+            losses = errors[start::2].mean(dim=0)
+            rows = [torch.autograd.grad(loss, params, retain_graph=True) for loss in losses]
+            samples.append(torch.stack([torch.cat([g.flatten() for g in row]) for row in rows]))
+        first, second = samples
+        update = weighting(first @ second.T) @ (first + second) / 2
+        with torch.no_grad():
+            for p, part in zip(params, update.split([p.numel() for p in params]), strict=True):
+                p -= 0.05 * part.view_as(p)
+    return net.state_dict()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["modo", "sdmgrad", "MoDoWeighting", "GradVac", "Random"])
+@pytest.mark.parametrize(
+    ("name", "theirs"), [("modo", "MoDoWeighting"), ("sdmgrad", "SDMGradWeighting")]
+)
+def test_two_samples_on_two_processes_are_those_of_the_whole_batch(
+    name: str, theirs: str, tmp_path: Path
+) -> None:
+    torchjd = pytest.importorskip("torchjd")
+    method = resolve(name)
+    arguments = {"gamma": 0.1, "rho": 0.1} if name == "modo" else {}
+    assert all(getattr(method, key) == value for key, value in arguments.items())
+    run_in_two_processes(partial(_two_processes, name=name), tmp_path)
+    found = torch.load(tmp_path / "net.pt")
+    expected = _by_hand(getattr(torchjd.aggregation, theirs)(**arguments))
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key].double(), value, rtol=1e-3, atol=1e-4)
+    assert moved(network(), _loaded(found))
+
+
+def _loaded(state: dict[str, torch.Tensor]) -> torch.nn.Module:
+    net = network()
+    net.load_state_dict(state)
+    return net
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["MoDoWeighting", "GradVac", "Random"])
 def test_replicas_stay_equal_on_two_processes(name: str, tmp_path: Path) -> None:
     run_in_two_processes(partial(_two_processes, name=name), tmp_path)  # replicas are compared
     assert (tmp_path / "net.pt").is_file()
