@@ -219,7 +219,7 @@ class _Step:
 
 
 def _numbers(vectors: list[Tensor]) -> list[float]:
-    """What is in some vectors, one after the other: here a step waits for a device, and only here."""
+    """What some vectors hold, in one list: the only time that a step waits for a device."""
     if len(vectors) > 1 and not vectors[0].is_cpu:
         vectors = [torch.cat(vectors)]
     return [number for vector in vectors for number in vector.tolist()]

@@ -1,5 +1,7 @@
 """What `backward` leaves in `.grad`, for every selection, grouping and kind of aggregator."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -221,11 +223,13 @@ def test_low_memory_frees_the_graph_as_plain_training_does(model: TwoTasks, x: T
         losses["depth"].backward()
 
 
+@pytest.mark.parametrize("small", [0, 2**16])  # copied into `.grad`, or handed over
 @pytest.mark.parametrize("memory", ["fast", "low"])
 @pytest.mark.parametrize("select", ["all", "trunk.*"])
 def test_hooks_of_the_parameters_run_as_in_plain_training(
-    model: TwoTasks, x: Tensor, memory: str, select: str
+    model: TwoTasks, x: Tensor, memory: str, select: str, small: int, monkeypatch: Any
 ) -> None:
+    monkeypatch.setattr("lightning_jd.core._update._SMALL", small)
     seen: list[str] = []
     expected = plain_grads(model, sum(model(x).values()) / (2 if select == "all" else 1))
     model.depth.weight.register_hook(lambda g: seen.append("gradient") or 2 * g)
@@ -252,7 +256,8 @@ def test_losses_that_reach_no_parameter_are_refused(model: TwoTasks, x: Tensor) 
 
 def test_a_loss_that_is_not_finite_is_named(model: TwoTasks, x: Tensor) -> None:
     losses = {**model(x), "edges": model(x)["edges"] * torch.nan}
-    with pytest.raises(NonFiniteError, match=r"Losses must be finite, .* 1 of 2: 'edges'"):
+    match = r"Losses must be finite, .* 1 of 2: 'edges'\. [^=]*or lower the learning rate\.$"
+    with pytest.raises(NonFiniteError, match=match):
         backward(losses, model, Mean())
     assert model.depth.weight.grad is None
 

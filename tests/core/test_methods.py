@@ -19,6 +19,7 @@ from lightning_jd.aggregators import (
     Step,
     available,
     balancers,
+    register,
     resolve,
 )
 from lightning_jd.aggregators._memory import Stateful
@@ -271,6 +272,22 @@ def test_a_name_would_begin_anew_in_every_call(name: str) -> None:
     for spec in (name, {"name": name}, STATEFUL[name]):
         with pytest.raises(ArgumentError, match=rf"{name} keeps a state between steps, .* once"):
             lightning_jd.backward(losses(model), model, spec)
+
+
+def test_a_name_means_the_class_that_was_registered_last() -> None:
+    def largest(factor: float) -> None:
+        @register
+        class ForThisTest(GramianAggregator):
+            def weights(self, gramian: Tensor) -> Tensor:
+                return gramian.new_full((len(gramian),), factor)
+
+    model = network()
+    for factor in (1.0, 2.0):
+        largest(factor)
+        for _ in range(2):
+            report = lightning_jd.backward(losses(model), model, "forthistest")
+            assert report.weights is not None
+            assert report.weights.tolist() == [factor] * 3
 
 
 def test_an_object_of_torchjd_is_the_same_in_every_call() -> None:

@@ -285,7 +285,8 @@ def refuse(rank: int, folder: Path) -> None:
         (PartlyWhole, SetupError, r"cut into one piece .* got 'net\.2\.weight', which is not in"),
         (Nothing, ArgumentError, r"must have losses, .* got \[2, 0\]"),
         (OnOneProcess, ArgumentError, r"same tasks, got \[\['a', 'b', 'c'\], \['a', 'c'\]\]"),
-        (Spoiled, NonFiniteError, "'b'"),
+        # and no word of nonfinite='skip', which is refused here
+        (Spoiled, NonFiniteError, r"in 1 of 6 on 2 processes: 'b'\. [^=]*or lower the learning r"),
         (ScalarOnOneProcess, ArgumentError, "or all must have one scalar"),
         (Failing, KeyError if rank else PeerError, "a label that nobody has seen before"),
     ):

@@ -68,12 +68,14 @@ def test_the_error_names_objective_and_batch(
     name = "'b'"
     if form == "instances":  # rows of a step are numbered from its first batch on
         name = "'9'" if accumulation == "step" and what == "gradient" else "'1'"
-    with pytest.raises(NonFiniteError, match=rf"In batch {BAD_BATCH} of epoch 0: {word}.*{name}"):
+    match = rf"In batch {BAD_BATCH} of epoch 0: {word}.*{name}.*\. .*, or set nonfinite=.skip."
+    with pytest.raises(NonFiniteError, match=match) as raised:
         fit(
             Exploding(form, what),
             callbacks=[JacobianDescent("upgrad", accumulation=accumulation)],
             accumulate_grad_batches=pieces,
         )
+    assert ("in 3 micro-batches" in str(raised.value)) == (accumulation == "step")
 
 
 @pytest.mark.parametrize("form", ["tasks", "instances"])
