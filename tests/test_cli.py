@@ -33,6 +33,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "engines"], "plain mean-loss step"),
         (["bench", "fit"], "plain loop"),
         (["bench", "launches"], "dispatched operations"),
+        (["bench", "scale"], "one objective per sequence"),
         (["bench", "metrics"], "metrics of one step"),
         (["report"], "HTML"),
         (["regularisation"], "runs.jsonl"),
@@ -96,6 +97,7 @@ FOLDERS = [
     ["bench", "launches"],
     ["bench", "methods"],
     ["bench", "metrics"],
+    ["bench", "scale"],
     ["bench", "weights"],
 ]
 

@@ -1,4 +1,4 @@
-"""The lines of the table of ``lightning-jd bench engines``, and what each must reach."""
+"""The lines of ``lightning-jd bench engines`` and ``bench scale``, and what each must reach."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from lightning_jd.lab.work.language import language_model
 from lightning_jd.lab.work.networks import (
     Work,
     cnn,
@@ -16,6 +17,7 @@ from lightning_jd.lab.work.networks import (
     transformer,
 )
 from lightning_jd.lab.work.paper import INPUT_SHAPES
+from lightning_jd.lab.work.physics import physics
 
 
 @dataclass(frozen=True)
@@ -59,5 +61,11 @@ CASES: dict[str, Case] = {
         Case("mlp-8-tasks", lambda: mlp_tasks(8), "mean", 2.8),
         Case("mlp-40-tasks", lambda: mlp_tasks(40), "mean", 7.0),
         Case("cnn-8-tasks", lambda: cnn_tasks(8), "mean", 5.0),
+        Case("physics", physics, "mean", 1.15),
     ]
+}
+
+#: Too heavy for a table of many lines: ``lightning-jd bench scale``.
+SCALE: dict[str, Case] = {
+    "gpt2-small": Case("gpt2-small", language_model, "mean", must=1.4),
 }

@@ -17,12 +17,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from lightning_jd.errors import SetupError
-from lightning_jd.lab.bench._cases import CASES
+from lightning_jd.lab.bench._cases import CASES, SCALE
 from lightning_jd.lab.work.steps import OPPONENTS, Step, make_step
 
 _STATUS = Path("/proc/self/status")
@@ -54,7 +54,7 @@ def peak_memory(case: str, engine: str, threads: int) -> Peak | None:
     Gradients, activations and everything that the engine keeps between steps are counted.
 
     Args:
-        case: A name of :data:`CASES`.
+        case: A name of :data:`CASES` or :data:`SCALE`.
         engine: A name of :data:`ENGINES`.
         threads: Number of threads.
 
@@ -66,35 +66,49 @@ def peak_memory(case: str, engine: str, threads: int) -> Peak | None:
     """
     if not _STATUS.exists():
         raise SetupError("`--memory` must read /proc/self/status, which only Linux has.")
+    try:
+        measured = answer_of("lightning_jd.lab.bench._memory", [case, engine, str(threads)])
+    except SetupError:
+        if engine in OPPONENTS:
+            return None
+        raise
+    return None if measured is None else Peak(*measured)
+
+
+def answer_of(module: str, words: list[str]) -> Any:
+    """Run a module in a fresh process, and read the JSON that it prints at its end.
+
+    Raises:
+        SetupError: If the process fails.
+    """
     run = subprocess.run(
-        [sys.executable, "-m", "lightning_jd.lab.bench._memory", case, engine, str(threads)],
+        [sys.executable, "-m", module, *words],
         env={**os.environ, **_ALLOCATOR},
         capture_output=True,
         text=True,
         check=False,
     )
     if run.returncode != 0:
-        if engine in OPPONENTS:
-            return None
         raise SetupError(
-            f"The step of {engine!r} on {case!r} must run in a process of its own, but it ended "
-            f"with: {run.stderr.strip().splitlines()[-1:]}"
+            f"The measurement of {' '.join(words)} must run in a process of its own, but that "
+            f"ended with: {run.stderr.strip().splitlines()[-1:]}"
         )
-    measured = json.loads(run.stdout.splitlines()[-1])
-    return None if measured is None else Peak(*measured)
+    return json.loads(run.stdout.splitlines()[-1])
 
 
 def measure_here(case: str, engine: str) -> Peak | None:
     """The measurement itself, in this process."""
     torch.manual_seed(0)
-    chosen = CASES[case]
+    chosen = (CASES | SCALE)[case]
     work = chosen.build()
-    few = make_step(engine, replace(work, x=work.x[:_FEW], y=work.y[:_FEW]), chosen.aggregator)
+    n = min(_FEW, len(work.x) // 4)
+    few = make_step(engine, replace(work, x=work.x[:n], y=work.y[:n]), chosen.aggregator)
     if few is None:
         return None
     for _ in range(2):
         few()
-    del few
+    del few, work
+    gc.collect()
     work = chosen.build()
     step = make_step(engine, work, chosen.aggregator)
     assert step is not None

@@ -9,14 +9,14 @@ from typing import Literal
 import torch
 from torch import nn
 
-from lightning_jd.aggregators import resolve
+from lightning_jd.aggregators import GramianAggregator, resolve
 from lightning_jd.core import backward
 from lightning_jd.errors import UnknownNameError
 from lightning_jd.lab.work.networks import TrunkAndHeads, Work, mean_of
 
 Step = Callable[[], None]
 OPPONENTS = ("autogram", "autojac")  # TorchJD's two engines
-ENGINES = ("plain", "ours", "ours_low", *OPPONENTS)
+ENGINES = ("plain", "ours", "ours_low", "loop", *OPPONENTS)
 #: What TorchJD calls the methods, from Gramians and from Jacobians.
 _WEIGHTINGS = {
     "mean": "MeanWeighting",
@@ -58,13 +58,14 @@ def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
 
     Args:
         engine: One of :data:`ENGINES`: ``"plain"`` differentiates the mean of the losses; the
-            others compute the Gramian (or Jacobian), weights and the update.
+            others compute the Gramian (or Jacobian), weights and the update; ``"loop"`` does so
+            with one ``autograd.grad`` per task.
         work: Its model is changed (TorchJD adds hooks): do not use it for another engine.
         aggregator: A name; TorchJD's engines know ``"mean"``, ``"upgrad"`` and some others.
 
     Returns:
         The step, or ``None`` if the engine is TorchJD's and that, or what it needs for the
-        method, is not installed.
+        method, is not installed, or if it is the loop and there are no tasks.
     """
     model = work.model
     if engine == "plain":
@@ -78,6 +79,8 @@ def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
             backward(work.losses(), model, chosen, select=select, memory=memory)
 
         return ours
+    if engine == "loop":
+        return _loop(work, aggregator) if work.has_tasks else None
     if engine not in ENGINES:
         raise UnknownNameError.of("engine", engine, ENGINES)
     if importlib.util.find_spec("torchjd") is None:
@@ -91,6 +94,32 @@ def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
 def _plain(work: Work) -> None:
     work.model.zero_grad(set_to_none=True)
     mean_of(work.losses()).backward()
+
+
+def _loop(work: Work, aggregator: str) -> Step:
+    """What anybody would write: a gradient of each task, their Gramian, and their combination."""
+    chosen = resolve(aggregator)
+    assert isinstance(chosen, GramianAggregator)
+    model = work.model
+    shared = list((model.trunk if isinstance(model, TrunkAndHeads) else model).parameters())
+    heads = list(model.heads) if isinstance(model, TrunkAndHeads) else []
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        losses, rows = list(work.losses()), []
+        for k, loss in enumerate(losses):
+            own = list(heads[k].parameters()) if heads else []
+            last = k == len(losses) - 1
+            found = torch.autograd.grad(loss, [*shared, *own], retain_graph=not last)
+            rows.append(found[: len(shared)])
+            for parameter, gradient in zip(own, found[len(shared) :], strict=True):
+                parameter.grad = gradient
+        blocks = [torch.stack(found).flatten(start_dim=1) for found in zip(*rows, strict=True)]
+        weights = chosen.weights(torch.stack([J @ J.T for J in blocks]).sum(dim=0))
+        for parameter, J in zip(shared, blocks, strict=True):
+            parameter.grad = (weights @ J).view_as(parameter)
+
+    return step
 
 
 def _autogram(work: Work, aggregator: str) -> Step:
