@@ -36,7 +36,6 @@ from lightning_jd.engines.tape.run import (
     can_free,
     experience_of,
     is_light,
-    paths_of,
     record,
 )
 from lightning_jd.errors import ArgumentError, GraphError
@@ -101,15 +100,26 @@ class Tape:
             )
         self.objectives = objectives
         self.named = list(named_params)
-        #: How each parameter was dealt with, by name; filled by :meth:`gramian`.
-        self.paths: dict[str, str] = {}
-        #: The operation at which rows could not be followed further, where that happened.
-        self.culprits: dict[str, str] = {}
         self._scale, self._memory = scale, memory
         self._check, self._check_every = check, check_every
         self._retain_graph = retain_graph
         self._ledger: Ledger | Replay | None = None
-        self._sparse: frozenset[int] = frozenset()
+        self._plan: Plan | None = None
+        self._paths: Mapping[int, str] | None = None
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """How each parameter was dealt with, by name; empty before :meth:`gramian`."""
+        if self._plan is None:
+            return {}
+        paths = self._plan.paths() if self._paths is None else self._paths
+        return {name: paths.get(k, "unreached") for k, (name, _) in enumerate(self.named)}
+
+    @property
+    def culprits(self) -> dict[str, str]:
+        """The operation at which rows could not be followed further, where that happened."""
+        found = {} if self._plan is None else self._plan.culprits
+        return {self.named[k][0]: name for k, name in found.items()}
 
     def gramian(self) -> Tensor:
         """The matrix of inner products of the gradients of the objectives, shape (m, m).
@@ -184,7 +194,8 @@ class Tape:
                     found |= self._ordinary_gradients(weights, unkept, retain_graph=keep)
                 shaped = {k: from_columns(found[k], self._tensors[k]) for k in found}
         gradients = [shaped.get(k) for k in range(len(self.named))]
-        for k in self._sparse:  # as optimizers for sparse gradients want them
+        assert self._plan is not None
+        for k in self._plan.sparse:  # as optimizers for sparse gradients want them
             dense = gradients[k]
             gradients[k] = None if dense is None else dense.to_sparse(1)
         return gradients
@@ -226,7 +237,7 @@ class Tape:
             if not is_due or self._check == "off":
                 standing.passed(delivery)
                 if program and (replay := self._replay(*program, graph, frees=frees)):
-                    self._note(plan, paths_of(plan))
+                    self._plan, self._paths = plan, None
                     return replay
                 if may_replay and experience.steps > 1:
                     return self._recorded(graph, plan)
@@ -276,7 +287,7 @@ class Tape:
             graph, plan, losses, self._tensors, self._scale, self._empty_ledger, self._key
         )
         experience.compiled, experience.is_unrecordable = compiled, compiled is None
-        self._note(plan, paths_of(plan))
+        self._plan, self._paths = plan, None
         return ledger
 
     @cached_property
@@ -342,15 +353,10 @@ class Tape:
         )
         recording.run(ledger)
         ledger.close()
-        self._note(plan, recording.paths)
+        self._plan, self._paths = plan, recording.paths
         return ledger
 
-    def _note(self, plan: Plan, paths: Mapping[int, str]) -> None:
-        self.paths = {name: paths.get(k, "unreached") for k, (name, _) in enumerate(self.named)}
-        self._sparse = plan.sparse
-        self.culprits = {self.named[k][0]: name for k, name in plan.culprits.items()}
-
-    @property
+    @cached_property
     def _tensors(self) -> list[Tensor]:
         return [tensor for _, tensor in self.named]
 

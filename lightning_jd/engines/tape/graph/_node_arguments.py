@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,8 @@ def signed(number: Any) -> Any:
 
 
 Reader = Callable[[Node], Hashable]
-#: What reads the arguments of operations that matter to the flow of owners, by name.
+#: What reads the arguments of operations that matter to the flow of owners, by name. It runs for
+#: every node in every step, so results are raw: :func:`signed` is applied to them once.
 READERS: dict[str, Reader] = {}
 
 
@@ -46,11 +48,16 @@ def register_facts(name: str, read: Reader) -> None:
 
 
 def reader(*names: str) -> Callable[[Node], Hashable]:
-    """A function that reads the named arguments; ``None`` is what this torch does not save."""
+    """A function that reads the named arguments, as a tuple."""
     attributes = ["_saved_" + name for name in names]
+    get = attrgetter(*attributes)
 
     def read(node: Node) -> Hashable:
-        return tuple([signed(getattr(node, attribute, None)) for attribute in attributes])
+        try:
+            found = get(node)
+        except AttributeError:  # ``None`` is what this torch does not save
+            return tuple([getattr(node, attribute, None) for attribute in attributes])
+        return found if len(attributes) > 1 else (found,)
 
     return read
 

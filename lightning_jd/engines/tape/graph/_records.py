@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 
 from lightning_jd.engines._objectives import Output
 from lightning_jd.engines._reach import HIDING, check_visible, edge_of
-from lightning_jd.engines.tape.graph._node_arguments import READERS
+from lightning_jd.engines.tape.graph._node_arguments import READERS, signed
 from lightning_jd.engines.tape.graph._types import Shape
 
 LEAF = "torch::autograd::AccumulateGrad"
@@ -55,21 +55,19 @@ class Graph(NamedTuple):
 
     Attributes:
         nodes: Each is listed once.
-        signature: One entry per node, in the same order; see :func:`records_of`.
+        signature: All nodes in the same order, one after the other; see :func:`records_of`.
         roots: The outputs.
-        types: The types of all results of operations, in the order of the nodes.
     """
 
     nodes: list[Node]
     signature: tuple[Hashable, ...]
     roots: tuple[Edge, ...]
-    types: tuple[torch.dtype, ...]
 
 
 def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
     """List everything that the outputs depend on.
 
-    It runs in every step, so entries of the signature are raw: records are made from them once.
+    It runs in every step, so the signature is raw: records are made from it once.
 
     Args:
         outputs: The losses.
@@ -88,58 +86,64 @@ def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
             number_of[edge.node] = len(nodes)
             nodes.append(edge.node)
         roots.append(Edge(number_of[edge.node], edge.output_nr))
-    signature: list[Hashable] = []
-    types: list[torch.dtype] = []
+    signature: list[Any] = []
     for node in nodes:  # grows while it is walked: breadth first
         name = node.name()
         if name == LEAF:
             leaf = node.variable  # type: ignore[attr-defined]
-            signature.append((positions.get(id(leaf), FOREIGN), *leaf.shape))
+            signature += (positions.get(id(leaf), FOREIGN), leaf.shape)
             continue
-        inputs: list[int | None] = []
-        for child, output_number in node.next_functions:
+        described = node._input_metadata
+        children = node.next_functions
+        signature += (name, len(children), len(described))
+        for child, output_number in children:
             if child is None:
-                inputs.append(None)
+                signature.append(None)
                 continue
             number = number_of.get(child)
             if number is None:
                 number = number_of[child] = len(nodes)
                 nodes.append(child)
-            inputs += (number, output_number)
-        shapes: list[Shape] = []
-        for described in node._input_metadata:
-            types.append(described.dtype)
-            if described.is_nested_tensor:
-                name = NESTED
-                shapes.append(())
+            signature += (number, output_number)
+        for result in described:
+            if result.is_nested_tensor:
+                signature.append(NESTED)
             else:
-                shapes.append(tuple(described.shape))
-        facts = None
+                sizes = result.shape
+                signature.append(len(sizes))
+                signature += sizes
         if name in READERS:
-            facts = READERS[name](node)
+            signature.append(READERS[name](node))
         elif name in HIDING:
             check_visible([node])
-        signature.append((name, *shapes, tuple(inputs), facts))
-    return Graph(nodes, tuple(signature), tuple(roots), tuple(types))
+    return Graph(nodes, tuple(signature), tuple(roots))
 
 
 def types_in(graph: Graph) -> set[torch.dtype]:
     """The floating-point types of all results of operations."""
-    return {
-        dtype.to_real() for dtype in set(graph.types) if dtype.is_floating_point or dtype.is_complex
-    }
+    found = {described.dtype for node in graph.nodes for described in node._input_metadata}
+    return {dtype.to_real() for dtype in found if dtype.is_floating_point or dtype.is_complex}
 
 
 def records_of(signature: Sequence[Any]) -> tuple[Record, ...]:
     """Spell a signature out."""
     records = []
-    for entry in signature:
-        if isinstance(entry[0], int):
-            position, *shape = entry
-            records.append(Record(LEAF, (tuple(shape),), (), position))
+    entries = iter(signature)
+    for first in entries:
+        if isinstance(first, int):
+            records.append(Record(LEAF, (tuple(next(entries)),), (), first))
             continue
-        name, *shapes, raw, facts = entry
-        numbers = iter(raw)
-        inputs = [None if number is None else Edge(number, next(numbers)) for number in numbers]
+        children, results = next(entries), next(entries)
+        inputs: list[Edge | None] = []
+        for _ in range(children):
+            number = next(entries)
+            inputs.append(None if number is None else Edge(number, next(entries)))
+        name, shapes = first, []
+        for _ in range(results):
+            rank = next(entries)
+            if rank == NESTED:
+                name, rank = NESTED, 0
+            shapes.append(tuple([next(entries) for _ in range(rank)]))
+        facts = signed(next(entries)) if first in READERS else None
         records.append(Record(name, tuple(shapes), tuple(inputs), facts))
     return tuple(records)

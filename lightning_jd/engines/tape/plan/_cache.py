@@ -119,7 +119,9 @@ class KnownGraph:
         return found
 
     def _key(self, evidence: Evidence, demoted: frozenset[int]) -> Hashable:
-        return evidence.m, demoted, evidence.digest(self._questions)
+        asked = self._questions
+        digest = evidence.digest(asked) if asked.read or asked.probed or asked.crossed else None
+        return evidence.m, demoted, digest
 
 
 class _Key:
@@ -145,7 +147,7 @@ _standing: Recent[Standing] = Recent(256)
 
 def known_graph(graph: Graph) -> KnownGraph:
     """What is known of a graph that looks like this one."""
-    key = _Key(graph.signature, graph.roots, graph.types, version())
+    key = _Key(graph.signature, graph.roots, version())
     return _known.get(key, lambda: KnownGraph(graph.signature, graph.roots))
 
 

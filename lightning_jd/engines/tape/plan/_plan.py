@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -69,6 +69,20 @@ class Plan:
     def activations(self) -> int:
         """How many numbers all results of operations have."""
         return sum(self.sizes.values())
+
+    def paths(self, local: Container[int] = ()) -> dict[int, str]:
+        """How the parameters are dealt with in the pass for all instances.
+
+        Args:
+            local: The positions of uses without an applicable rule.
+        """
+        paths: dict[int, str] = {}
+        for position, use in enumerate(self.uses):
+            how = "local" if position in local else "rule"
+            for placement in use.placements:
+                if paths.get(placement.parameter, "rule").startswith("rule"):
+                    paths[placement.parameter] = f"{how} {self.records[use.node].name}"
+        return paths
 
     @cached_property
     def trunk(self) -> Trunk | None:

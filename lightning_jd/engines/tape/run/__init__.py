@@ -4,7 +4,7 @@ from lightning_jd.engines.tape.run._compiled import Compiled, Replay, can_compil
 from lightning_jd.engines.tape.run._experience import Experience, experience_of
 from lightning_jd.engines.tape.run._freeing import can_free, is_light
 from lightning_jd.engines.tape.run._gramian_sum import Collector, Ledger
-from lightning_jd.engines.tape.run._run import Recording, paths_of
+from lightning_jd.engines.tape.run._run import Recording
 
 __all__ = [
     "Collector",
@@ -17,6 +17,5 @@ __all__ = [
     "can_free",
     "experience_of",
     "is_light",
-    "paths_of",
     "record",
 ]

@@ -162,7 +162,8 @@ class Compiled:
         cotangents = [D for several in found.values() for D in several]
         for D, look in zip(cotangents, self.cotangents, strict=True):
             if look is not None:
-                inputs.append(D if D is not None and D.stride() == look[1] else _like(D, look))
+                is_alike = D is not None and D.stride() == look[1] and D.dtype == look[2]
+                inputs.append(D if D is not None and is_alike else _like(D, look))
             elif D is not None:
                 return None
         if isinstance(scale, Tensor):
@@ -173,7 +174,7 @@ class Compiled:
 
 
 def _like(D: Tensor | None, look: Look) -> Tensor:
-    """A gradient in the memory order that was recorded; one that is missing is zero."""
+    """A gradient in the memory order and type that were recorded; one that is missing is zero."""
     shape, strides, dtype, device = look
     ordered = torch.empty_strided(shape, strides, dtype=dtype, device=device)
     return ordered.zero_() if D is None else ordered.copy_(D)

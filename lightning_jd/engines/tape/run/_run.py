@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ class Recording:
         else:
             _run_per_task(interpreter, losses, assembly)
         assembly.close()
-        self.paths.update(paths_of(self.plan, interpreter.local))
+        self.paths.update(self.plan.paths(interpreter.local))
         computed = {k: self.parameters[k] for k in self.plan.computed}
         if computed:
             m = self.objectives.m
@@ -83,22 +83,6 @@ class Recording:
         chosen = {k: self.parameters[k] for k in sorted(positions)}
         paths = add_rows(ledger, self.graph, general, self.objectives, chosen, self.scale)
         self.paths.update(paths)
-
-
-def paths_of(plan: Plan, local: Container[int] = ()) -> dict[int, str]:
-    """How the parameters of a plan are dealt with in the pass for all instances.
-
-    Args:
-        plan: The plan.
-        local: The positions of uses without an applicable rule.
-    """
-    paths: dict[int, str] = {}
-    for position, use in enumerate(plan.uses):
-        how = "local" if position in local else "rule"
-        for placement in use.placements:
-            if paths.get(placement.parameter, "rule").startswith("rule"):
-                paths[placement.parameter] = f"{how} {plan.records[use.node].name}"
-    return paths
 
 
 def _run_per_task(interpreter: Interpreter, losses: Tensor, assembly: Assembly) -> None:
