@@ -16,7 +16,10 @@ _OURS = "lightning_jd.aggregators."
 
 
 def weights_from(
-    method: GramianAggregator | Balancer, gramian: Tensor | None, step: Step
+    method: GramianAggregator | Balancer,
+    gramian: Tensor | None,
+    step: Step,
+    device: torch.device | None = None,
 ) -> Tensor:
     """The weights of the rows, shape (m,).
 
@@ -24,6 +27,7 @@ def weights_from(
         method: Who is asked.
         gramian: The Gramian of the rows; ``None`` for a balancer, which reads losses only.
         step: What else the step tells.
+        device: Where the weights are needed, if not where the method answers.
 
     Raises:
         AggregatorError: If they are not m finite numbers.
@@ -39,7 +43,8 @@ def weights_from(
         assert gramian is not None
         with gramians_trusted():
             answer = method.weigh(gramian, step)
-    return _checked(method, answer, len(step.names), "one weight per objective")
+    weights = _checked(method, answer, len(step.names), "one weight per objective")
+    return weights if device is None else weights.to(device, non_blocking=True)
 
 
 def direction_from(aggregator: Aggregator, jacobian: Tensor, step: Step) -> Tensor:
@@ -88,6 +93,9 @@ def _checked(aggregator: Method, answer: object, size: int, what: str) -> Tensor
 
 def _is_believed(aggregator: Method, answer: Tensor) -> bool:
     """Whether looking at the answer would make the host wait, for nothing."""
-    return answer.device.type != "cpu" and (
-        type(aggregator).__module__.startswith(_OURS) and not aggregator.is_foreign
-    )
+    return answer.device.type != "cpu" and is_ours(aggregator)
+
+
+def is_ours(method: Method) -> bool:
+    """Whether a method is one of this package, and asks no code of others."""
+    return type(method).__module__.startswith(_OURS) and not method.is_foreign

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, Method, Step
-from lightning_jd.core._answers import check_values, direction_from, weights_from
+from lightning_jd.core._answers import check_values, direction_from, is_ours, weights_from
 from lightning_jd.core._groups import Groups, split_into_groups
+from lightning_jd.core._host import ROWS, Gramians, to_host
 from lightning_jd.core._report import GroupReport, Report, total_gramian
 from lightning_jd.core._update import Update
 from lightning_jd.core.processes._delivery import COMPLETE, Delivery, Gradients
@@ -76,7 +77,9 @@ class _Step:
         self.members: dict[Hashable, NamedParameters] = {}
         self.values: Tensor | None = None
         self.jacobians: dict[Hashable, Tensor] = {}
-        self.gramians: dict[Hashable, Tensor | None] = {}
+        self.gramians: Gramians = {}
+        self.told_gramians: Gramians = {}  # perhaps copies of them, as of the losses
+        self.told_values: Tensor | None = None
         self.reports: dict[Hashable, GroupReport] = {}
         self.own: Gradients = {}
         self.complete: Gradients = {}
@@ -138,10 +141,12 @@ class _Step:
     def finite(self) -> dict[Hashable, bool]:
         """Whether the rows of each group are finite; rows that are not may have been left out."""
         while True:
+            self.told_gramians, self.told_values = self.gramians, self.values
+            if self.asks_on_host():
+                self.told_gramians, self.told_values = to_host(self.gramians, self.values)
             # An inner product of two finite rows is finite: the diagonals tell about all of G.
-            looked_at = {g: G.diagonal() for g, G in self.gramians.items() if G is not None}
-            parts = [*looked_at.values(), *([] if self.values is None else [self.values])]
-            numbers = _numbers(parts)
+            looked_at = {g: G.diagonal() for g, G in self.told_gramians.items() if G is not None}
+            numbers = _numbers([*looked_at.values(), *_present(self.told_values)])
             if all(map(math.isfinite, numbers)):
                 return dict.fromkeys(self.members, True)
             m = self.rows.layout.m
@@ -151,10 +156,21 @@ class _Step:
             self.rows = self.rows.finite_only([all(flags) for flags in zip(*fine, strict=True)])
             self.look()
 
+    def asks_on_host(self) -> bool:
+        """Whether the method sees copies, so that nothing waits for the device any more."""
+        some = next(iter(_present(self.values, *self.gramians.values())), None)
+        return (
+            some is not None
+            and some.device.type != "cpu"
+            and self.rows.layout.m <= ROWS
+            and not self.needs_rows
+            and is_ours(self.method)
+        )
+
     def ask(self, group: Hashable, named: NamedParameters, finite: bool) -> GroupReport:
         """What the method answers, the same on all processes."""
         layout, pool, G = self.rows.layout, self.rows.pool, self.gramians[group]
-        values = self.values if self.rows.has_values else None
+        values = self.told_values if self.rows.has_values else None
         told = Step(layout.names, values, layout.kind, group, layout.columns)
         names = tuple([name for name, _ in named])
         method, m = self.method, layout.m
@@ -162,7 +178,7 @@ class _Step:
             like = self.values if G is None else G
             assert like is not None
             if m and finite:
-                ask = partial(weights_from, method, G, told)
+                ask = partial(weights_from, method, self.told_gramians[group], told, like.device)
                 weights = pool.asked_of_first(ask, m, like, "weights")
             else:
                 weights = like.new_full((m,), 1 / max(1, m))
@@ -219,7 +235,11 @@ class _Step:
 
 
 def _numbers(vectors: list[Tensor]) -> list[float]:
-    """What some vectors hold, in one list: the only time that a step waits for a device."""
-    if len(vectors) > 1 and not vectors[0].is_cpu:
+    """What some vectors hold, in one list, for which a device is waited for once."""
+    if len(vectors) > 1 and vectors[0].device.type != "cpu":
         vectors = [torch.cat(vectors)]
     return [number for vector in vectors for number in vector.tolist()]
+
+
+def _present(*tensors: Tensor | None) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
