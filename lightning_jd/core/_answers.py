@@ -44,7 +44,8 @@ def weights_from(
         with gramians_trusted():
             answer = method.weigh(gramian, step)
     weights = _checked(method, answer, len(step.names), "one weight per objective")
-    return weights if device is None else weights.to(device, non_blocking=True)
+    is_there = device is None or device == weights.device
+    return weights if is_there else weights.to(device, non_blocking=True)
 
 
 def direction_from(aggregator: Aggregator, jacobian: Tensor, step: Step) -> Tensor:

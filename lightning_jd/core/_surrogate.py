@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
@@ -43,23 +42,6 @@ def surrogate(value: Tensor, params: Sequence[Tensor], gradients: list[Tensor]) 
         value.detach(), gradients, *params
     )
     return scalar
-
-
-def run_backward(params: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    """Add gradients to ``.grad`` by a backward pass that consists of nothing else.
-
-    It does what ``torch.autograd.backward(params, gradients)`` does, without 30 microseconds of
-    checks. Gradients are copied.
-    """
-    Variable._execution_engine.run_backward(
-        tuple(params),
-        tuple(gradients),
-        False,  # keep the graph
-        False,  # create a graph
-        (),
-        allow_unreachable=True,
-        accumulate_grad=True,
-    )
 
 
 class _Surrogate(torch.autograd.Function):

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from lightning_jd.core._report import Report
-from lightning_jd.core._surrogate import run_backward, surrogate
-
-#: Numbers up to which copies of all gradients are cheaper than a node of the graph that gives them
-#: away one by one.
-_SMALL = 2**16
+from lightning_jd.core._surrogate import surrogate
 
 
 @dataclass(frozen=True)
@@ -38,8 +35,9 @@ class Update:
         """Add the gradients to ``.grad`` of the parameters, and of no other tensor."""
         if self.combined is not None:
             torch.autograd.backward(self.combined, retain_graph=retain_graph, inputs=self.params)
-        elif sum(gradient.numel() for gradient in self.gradients) <= _SMALL:
-            run_backward(self.params, self.gradients)
+        elif _nobody_listens(self.params, self.gradients):
+            for tensor, gradient in zip(self.params, self.gradients, strict=True):
+                tensor.grad = gradient
             self.gradients.clear()
         else:
             self.surrogate().backward()
@@ -57,3 +55,21 @@ class Update:
             nobody = value.new_zeros((), requires_grad=True)
             return surrogate(value, [nobody], [torch.zeros_like(nobody)])
         return surrogate(value, self.params, self.gradients)
+
+
+def _nobody_listens(params: list[Tensor], gradients: list[Tensor]) -> bool:
+    """Whether a backward pass would do nothing but set ``.grad``, for which it takes long.
+
+    There is no gradient to add to, and no hook. What reduces gradients over processes has hooks
+    that cannot be seen.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return False
+    for tensor, gradient in zip(params, gradients, strict=True):
+        if tensor.grad is not None or tensor._backward_hooks:
+            return False
+        if tensor._post_accumulate_grad_hooks or gradient.layout is not torch.strided:
+            return False
+        if gradient.stride() != tensor.stride():  # autograd copies it into the other layout
+            return False
+    return True
