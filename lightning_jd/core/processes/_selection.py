@@ -17,7 +17,7 @@ from lightning_jd.engines import (
 from lightning_jd.errors import ArgumentError
 
 
-class Seen(NamedTuple):
+class Reached(NamedTuple):
     """Names of parameters that losses reach: in any piece, in the last, selected, and by tasks."""
 
     here: tuple[str, ...]
@@ -76,13 +76,13 @@ class PooledSelection:
             self._tasks[name] = self._tasks.get(name, set()) | present
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> Reached:
         """What to tell the other processes."""
         tasks = tuple((name, tuple(sorted(names))) for name, names in sorted(self._tasks.items()))
         here, last, selected = map(sorted, (self.here, self._last, self._selected))
-        return Seen(tuple(here), tuple(last), tuple(selected), tasks)
+        return Reached(tuple(here), tuple(last), tuple(selected), tasks)
 
-    def hear(self, seen: Iterable[Seen]) -> None:
+    def hear(self, seen: Iterable[Reached]) -> None:
         """Learn what all processes have seen, so that all do the same."""
         self._processes.clear()
         for here, last, selected, tasks in seen:
