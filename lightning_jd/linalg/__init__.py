@@ -2,23 +2,32 @@
 
 from lightning_jd.linalg._cagrad import cagrad_weights
 from lightning_jd.linalg._checks import check_finite, check_matrix, check_square
-from lightning_jd.linalg._dual_cone import dual_cone_weights, upgrad_weights
+from lightning_jd.linalg._dual_cone import (
+    DualConeSolution,
+    dual_cone_solution,
+    dual_cone_weights,
+    upgrad_solution,
+    upgrad_weights,
+)
 from lightning_jd.linalg._kkt import dual_cone_residuals, min_norm_residuals
 from lightning_jd.linalg._semidefinite import check_semidefinite, gramians_trusted
 from lightning_jd.linalg._simplex import min_norm_weights
 from lightning_jd.linalg._simplex_projection import simplex_projection
 
 __all__ = [
+    "DualConeSolution",
     "cagrad_weights",
     "check_finite",
     "check_matrix",
     "check_semidefinite",
     "check_square",
     "dual_cone_residuals",
+    "dual_cone_solution",
     "dual_cone_weights",
     "gramians_trusted",
     "min_norm_residuals",
     "min_norm_weights",
     "simplex_projection",
+    "upgrad_solution",
     "upgrad_weights",
 ]

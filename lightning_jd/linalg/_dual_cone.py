@@ -1,28 +1,44 @@
 """Projection onto the dual cone of the rows of a Jacobian, from its Gramian alone."""
 
 import math
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_jd.errors import ArgumentError, ShapeError
-from lightning_jd.linalg import _arrays, _host, _stages
-from lightning_jd.linalg._arrays import Array
+from lightning_jd.linalg import _dual_cone_host, _stages
 from lightning_jd.linalg._checks import check_finite, check_square
+from lightning_jd.linalg._device import solve_on_device
 from lightning_jd.linalg._qp import OWN, check_solver, solve_with
-from lightning_jd.linalg._scaling import (
-    noise_level,
-    to_finite,
-    underflow_level,
-    unit_diagonal,
-    work_device,
-)
-from lightning_jd.linalg._single import solve_single
+from lightning_jd.linalg._scaling import noise_level, to_finite, unit_diagonal, work_device
+
+ON_HOST = 64  # so many objectives are solved by the host sooner than kernels are launched
+SINGLE_TOLERANCE = 1e-6  # what the rounding of a Gramian in float32 moves anyway
+FEW = 8  # so many programs are no work for an accelerator
+
+
+class DualConeSolution(NamedTuple):
+    """Weights, and how well they solve the program.
+
+    Attributes:
+        weights: As :func:`dual_cone_weights` or :func:`upgrad_weights` returns them.
+        residual: The largest natural residual ``max |min(z, w)| / (1 + max z)`` of all programs,
+            with ``z = D(v - u)`` and ``w = D⁻¹Hv`` on the unit-diagonal scale, where the largest
+            entry of ``Du`` is 1; it is 0 exactly at the solution, before the weights are rounded.
+    """
+
+    weights: Tensor
+    residual: float
 
 
 def dual_cone_weights(
-    gramian: Tensor, targets: Tensor, *, reg: float = 1e-4, solver: str = "auto"
+    gramian: Tensor,
+    targets: Tensor,
+    *,
+    reg: float = 1e-4,
+    solver: str = "auto",
+    tolerance: float | None = None,
 ) -> Tensor:
     r"""Weights of the projections of :math:`J^\top u` onto the dual cone of the rows of :math:`J`.
 
@@ -34,7 +50,8 @@ def dual_cone_weights(
         H = G / \operatorname{tr}(G) + \mathrm{reg} \cdot I .
 
     ``reg=0`` is the projection itself. A positive ``reg`` bounds the weights and lets an objective
-    count less the smaller its gradient is; the program is solved exactly whatever ``reg`` is.
+    count less the smaller its gradient is; the program is solved to the same accuracy whatever
+    ``reg`` is.
 
     Where :math:`H` is singular, :math:`v` is not unique, although :math:`J^\top v` is: the answer
     is the one that a vanishing regularisation selects. Where :math:`H` is indefinite by rounding,
@@ -49,6 +66,10 @@ def dual_cone_weights(
         reg: The regularisation, relative to the trace; at least 0.
         solver: ``"auto"``, ``"batched"`` (torch only, as on an accelerator), or any name that
             ``qpsolvers.available_solvers`` lists.
+        tolerance: The residual, as in :class:`DualConeSolution`, up to which a program counts as
+            solved. ``None`` follows the precision of ``gramian``: 1e-12 for float64, 1e-6 for all
+            others, whose own rounding moves the solution as much. 0 is as exact as float64 gets.
+            Up to 64 objectives the answer is exact in any case.
 
     Returns:
         The weights :math:`v`, in the shape of ``targets`` and the dtype of ``gramian``.
@@ -56,7 +77,8 @@ def dual_cone_weights(
     Raises:
         ShapeError: If ``gramian`` is not square or ``targets`` does not fit it.
         NonFiniteError: If an entry is NaN or infinite.
-        ArgumentError: If ``reg`` is negative or not finite, or a named solver fails.
+        ArgumentError: If ``reg`` or ``tolerance`` is negative or not finite, or a named solver
+            fails.
         UnknownNameError: If there is no such solver.
 
     Example:
@@ -65,18 +87,46 @@ def dual_cone_weights(
         tensor([[1.0000, 0.5000],
                 [1.0000, 1.0000]])
     """
-    _check(gramian, reg, solver)
+    return dual_cone_solution(gramian, targets, reg=reg, solver=solver, tolerance=tolerance).weights
+
+
+def dual_cone_solution(
+    gramian: Tensor,
+    targets: Tensor,
+    *,
+    reg: float = 1e-4,
+    solver: str = "auto",
+    tolerance: float | None = None,
+) -> DualConeSolution:
+    """:func:`dual_cone_weights` together with the residual that was reached.
+
+    Example:
+        >>> G = torch.tensor([[1.0, -1.0], [-1.0, 2.0]])
+        >>> dual_cone_solution(G, torch.ones(2)).residual
+        0.0
+    """
+    tolerance = _checked(gramian, reg, solver, tolerance)
     if targets.ndim not in (1, 2) or targets.shape[-1] != gramian.shape[0]:
         raise ShapeError(
             f"`targets` must have shape (k, {len(gramian)}) or ({len(gramian)},), "
             f"got {tuple(targets.shape)}."
         )
     if targets.numel() == 0:
-        return targets.detach().to(gramian)
-    if solver == "auto" and gramian.is_cpu:
-        return _project_on_host(gramian, targets, reg)
-    weights = _project(gramian, targets.reshape(-1, len(gramian)), reg, solver)
-    return weights.reshape(targets.shape)
+        return DualConeSolution(targets.detach().to(gramian), 0.0)
+    rows = 1 if targets.ndim == 1 else len(targets)
+    if solver == "auto" and _belongs_to_host(gramian, rows, reg):
+        return DualConeSolution(*_dual_cone_host.project(gramian, targets, reg, tolerance))
+    C, d, inverse = unit_diagonal(gramian.to(work_device(gramian.device)), reg)
+    U = targets.detach().to(d)
+    Y = U.reshape(-1, len(C)) * d
+    size = Y.abs().amax(dim=1, keepdim=True)
+    size = torch.where(size > 0, size, 1.0)
+    found = _solve(gramian, targets, C, (Y / size) @ C, reg, solver, tolerance)
+    if found is None:
+        return DualConeSolution(*_dual_cone_host.project(gramian, targets, reg, tolerance))
+    Z, residual = found
+    weights = U + (inverse * (Z * size)).reshape(U.shape)
+    return DualConeSolution(to_finite(weights, gramian.dtype).to(gramian.device), residual)
 
 
 def upgrad_weights(
@@ -85,6 +135,7 @@ def upgrad_weights(
     *,
     reg: float = 1e-4,
     solver: str = "auto",
+    tolerance: float | None = None,
 ) -> Tensor:
     r"""Weights of UPGrad: the sum of the projections of all rows, each times its preference.
 
@@ -99,6 +150,7 @@ def upgrad_weights(
         preference: :math:`p`, shape ``(m,)``, not negative; ``None`` is 1/m each.
         reg: As in :func:`dual_cone_weights`.
         solver: As in :func:`dual_cone_weights`.
+        tolerance: As in :func:`dual_cone_weights`.
 
     Returns:
         The weights :math:`w`, shape ``(m,)``, in the dtype of ``gramian``.
@@ -106,7 +158,8 @@ def upgrad_weights(
     Raises:
         ShapeError: If a shape is wrong.
         NonFiniteError: If an entry of ``gramian`` is NaN or infinite.
-        ArgumentError: If ``reg`` is negative or not finite, or a named solver fails.
+        ArgumentError: If ``reg`` or ``tolerance`` is negative or not finite, or a named solver
+            fails.
         UnknownNameError: If there is no such solver.
 
     Example:
@@ -114,101 +167,90 @@ def upgrad_weights(
         >>> J.T @ upgrad_weights(J @ J.T, reg=0.0)
         tensor([0.2924, 1.9006, 1.9006])
     """
-    _check(gramian, reg, solver)
+    return upgrad_solution(gramian, preference, reg=reg, solver=solver, tolerance=tolerance).weights
+
+
+def upgrad_solution(
+    gramian: Tensor,
+    preference: Tensor | None = None,
+    *,
+    reg: float = 1e-4,
+    solver: str = "auto",
+    tolerance: float | None = None,
+) -> DualConeSolution:
+    """:func:`upgrad_weights` together with the residual that was reached.
+
+    Example:
+        >>> upgrad_solution(torch.eye(3)).residual
+        0.0
+    """
+    tolerance = _checked(gramian, reg, solver, tolerance)
     m = gramian.shape[0]
     if preference is not None and preference.shape != (m,):
         raise ShapeError(
             f"`preference` must have one entry per objective ({m}), got shape "
             f"{tuple(preference.shape)}."
         )
-    if solver == "auto" and gramian.is_cpu and m > 2:
-        return _upgrad_on_host(gramian, preference, reg)
-    check_finite("gramian", gramian)
-    if preference is None:
-        p = torch.full((m,), 1 / m, dtype=torch.float64, device=gramian.device)
-    else:
-        p = preference.detach().to(gramian.device, torch.float64)
-    if m == 1:
-        return p.to(gramian.dtype)
-    device = work_device(gramian.device)
-    C, d, inverse = unit_diagonal(gramian.to(device), reg)
-    p = p.to(device)
-    if m == 2 and solver in OWN:  # z₁₂ = z₂₁ = max(0, -c): the pair in closed form
-        z = (-C[0, 1]).clamp(min=0) * (p * d).flip(0)
-    else:
-        z = (p * d) @ _solve(C, C, gramian.dtype, solver)
-    return to_finite(p + inverse * z, gramian.dtype).to(gramian.device)
+    if solver == "auto" and _belongs_to_host(gramian, m, reg):
+        return DualConeSolution(*_dual_cone_host.upgrad(gramian, preference, reg, tolerance))
+    C, d, inverse = unit_diagonal(gramian.to(work_device(gramian.device)), reg)
+    p = torch.full_like(d, 1 / m) if preference is None else preference.detach().to(d)
+    found = _solve(gramian, p, C, C, reg, solver, tolerance)
+    if found is None:
+        return DualConeSolution(*_dual_cone_host.upgrad(gramian, preference, reg, tolerance))
+    Z, residual = found
+    weights = p + inverse * ((p * d) @ Z)
+    return DualConeSolution(to_finite(weights, gramian.dtype).to(gramian.device), residual)
 
 
-def _check(gramian: Tensor, reg: float, solver: str) -> None:
+def _checked(gramian: Tensor, reg: float, solver: str, tolerance: float | None) -> float:
+    """Raise if an argument is wrong; the tolerance as a number."""
     check_square("gramian", gramian)
     check_solver(solver)
     if not 0 <= reg < math.inf:
         raise ArgumentError(f"`reg` must be at least 0 and finite, got {reg}.")
+    if tolerance is None:
+        return _stages.TOLERANCE if gramian.dtype == torch.float64 else SINGLE_TOLERANCE
+    if not 0 <= tolerance < math.inf:
+        raise ArgumentError(f"`tolerance` must be at least 0 and finite, got {tolerance}.")
+    return max(tolerance, _stages.TOLERANCE)
 
 
-def _solve(C: Tensor, Q: Tensor, dtype: torch.dtype, solver: str) -> Tensor:
-    noise = noise_level(dtype, len(C))
-    return _stages.solve(C, Q, noise) if solver in OWN else solve_with(solver, C, Q, noise)
+def _belongs_to_host(gramian: Tensor, rows: int, reg: float) -> bool:
+    """Whether a CPU is the right place, in spite of the copy where the Gramian is elsewhere."""
+    return (
+        gramian.is_cpu
+        or work_device(gramian.device).type == "cpu"
+        or gramian.shape[0] <= ON_HOST
+        or rows <= FEW
+        or not _dual_cone_host.is_certain(reg)  # the robust stages look at every intermediate
+    )
 
 
-def _project(gramian: Tensor, U: Tensor, reg: float, solver: str) -> Tensor:
+def _solve(
+    gramian: Tensor,
+    other: Tensor,
+    C: Tensor,
+    Q: Tensor,
+    reg: float,
+    solver: str,
+    tolerance: float,
+) -> tuple[Tensor, float] | None:
+    """``Z`` for the rows of ``Q``, and its residual; None if the host must solve it.
+
+    Raises:
+        NonFiniteError: If ``gramian``, or what ``other`` has to say, is not finite.
+    """
+    if solver in OWN and _dual_cone_host.is_certain(reg):
+        Z, residual = solve_on_device(C, Q)
+        finite = torch.isfinite(gramian).all() & torch.isfinite(other).all()
+        is_finite, worst = torch.stack([finite.to(residual), residual]).tolist()  # the only wait
+        if is_finite and worst <= tolerance:
+            return Z, worst
+        if is_finite and solver == "auto":
+            return None
     check_finite("gramian", gramian)
-    check_finite("targets", U)
-    device = work_device(gramian.device)
-    C, d, inverse = unit_diagonal(gramian.to(device), reg)
-    U = U.detach().to(device, torch.float64)
-    Y = U * d
-    size = Y.abs().amax(dim=1, keepdim=True)
-    size = torch.where(size > 0, size, 1.0)
-    Z = _solve(C, (Y / size) @ C, gramian.dtype, solver)
-    return to_finite(U + inverse * (Z * size), gramian.dtype).to(gramian.device)
-
-
-def _project_on_host(gramian: Tensor, targets: Tensor, reg: float) -> Tensor:
-    G, U = _to_array("gramian", gramian), _to_array("targets", targets.cpu())
-    C, d, inverse = _arrays.unit_diagonal(G, reg, underflow_level(gramian.dtype))
-    noise, certain = noise_level(gramian.dtype, len(G)), _is_certain(reg)
-    if U.ndim == 1:
-        Z = solve_single(C, (U * d) @ C, noise, unique=certain or None)
-    else:
-        Y = U * d
-        size = np.abs(Y).max(axis=1, keepdims=True)
-        size[size == 0] = 1
-        Z = _host.solve(C, (Y / size) @ C, noise, well_conditioned=certain) * size
-    return _to_tensor(U + inverse * Z, gramian.dtype, certain)
-
-
-def _upgrad_on_host(gramian: Tensor, preference: Tensor | None, reg: float) -> Tensor:
-    """``upgrad_weights`` with as few calls as possible: at m = 8 the calls are the cost."""
-    m = gramian.shape[0]
-    G = _to_array("gramian", gramian)
-    p = 1 / m if preference is None else _to_array("preference", preference.cpu())
-    C, d, inverse = _arrays.unit_diagonal(G, reg, underflow_level(gramian.dtype))
-    certain = _is_certain(reg)
-    if C.min() >= 0:  # nobody conflicts
-        return _to_tensor(p + np.zeros(m), gramian.dtype, certain)
-    Z = _host.solve(C, C, noise_level(gramian.dtype, m), well_conditioned=certain)
-    return _to_tensor(p + inverse * ((p * d) @ Z), gramian.dtype, certain)
-
-
-def _is_certain(reg: float) -> bool:
-    """Whether ``reg`` alone makes C well-conditioned: no eigenvalue is below ``reg / max d²``."""
-    return reg >= _stages.WELL_CONDITIONED * (1 + reg)
-
-
-def _to_array(name: str, tensor: Tensor) -> Array:
-    if tensor.dtype == torch.bfloat16:  # unknown to NumPy
-        tensor = tensor.float()
-    array: Array = tensor.detach().numpy().astype(np.float64, copy=False)
-    if not math.isfinite(array.sum()):  # a sum may overflow: look closer
-        check_finite(name, tensor)
-    return array
-
-
-def _to_tensor(weights: Array, dtype: torch.dtype, bounded: bool) -> Tensor:
-    if bounded and dtype == torch.float64:
-        return torch.from_numpy(weights)
-    if bounded and dtype == torch.float32:
-        return torch.from_numpy(weights.astype(np.float32))  # cheaper than to convert in torch
-    return to_finite(torch.from_numpy(weights), dtype)
+    check_finite("targets", other)
+    noise = noise_level(gramian.dtype, len(C))
+    Z = _stages.solve(C, Q, noise) if solver in OWN else solve_with(solver, C, Q, noise)
+    return Z, float(_stages.natural_residual(C, Q, Z).amax())

@@ -1,19 +1,21 @@
-"""On a CPU: the same algorithm in NumPy, where a call costs a third of torch's.
+"""On a CPU: guess and pivot in NumPy, where a call costs a third of torch's.
 
-That decides for few objectives; for many, its LAPACK solves small systems no slower. Only the fast
-stages live here, for a well-conditioned matrix. What they cannot solve goes to
+That decides for few objectives. Many are solved by products first, see
+:mod:`lightning_jd.linalg._products`, and by pivoting where that fails. Only the fast stages live
+here, for a well-conditioned matrix. What they cannot solve goes to
 :mod:`lightning_jd.linalg._stages`.
 """
 
 from contextlib import suppress
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from lightning_jd.linalg import _guess, _least_squares, _pivoting, _stages
+from lightning_jd.linalg import _least_squares, _pivoting, _stages
 from lightning_jd.linalg._arrays import Array, Mask, is_positive_definite
+from lightning_jd.linalg._products import solve_by_products
 from lightning_jd.linalg._single import exchange
 
 Rows: TypeAlias = NDArray[np.intp] | slice
@@ -23,49 +25,104 @@ MASKED = 16  # up to this m, systems of full size with rows of the identity beat
 ROUNDS = 6  # then the rows that are left are finished one by one
 FEW = 6  # so many are finished one by one in any round, unless systems are masked
 
+# Above these m, products of matrices take less time than systems: in float32, which reaches
+# tolerances of SINGLE, and in float64.
+PRODUCTS, EXACT_PRODUCTS = 64, 160
+SINGLE = 5e-7
+
 # The guess. Small problems take few iterations; above FIXED it pays to look when to stop.
 MASKED_RHO = 0.8
-FIXED, FIXED_RHO = 48, 0.6
+FIXED, FIXED_RHO, RHO = 48, 0.6, 0.4
 FIRST, BURST, LAST = 9, 4, 33
+SETTLED = 0.15  # share of rows that may still change: pivoting repairs them at less cost
 # Where so many rows still change after the first iterations, most eigenvalues are tiny.
 UNSETTLED, SLOW_RHO, SLOW_ITERATIONS = 0.4, 0.05, 36
 
 
-def solve(C: Array, Q: Array, noise: float, *, well_conditioned: bool) -> Array:
+class Solved(NamedTuple):
+    """``Z >= 0`` (k, m), and the largest natural residual of its rows."""
+
+    Z: Array
+    residual: float
+
+
+def solve(
+    C: Array,
+    Q: Array,
+    noise: float,
+    *,
+    well_conditioned: bool,
+    tolerance: float = _stages.TOLERANCE,
+) -> Solved:
     """Solve all rows of ``Q`` (k, m); the eigenvalues of ``C`` are known up to ``noise``."""
+    few = len(C) <= (PRODUCTS if tolerance >= SINGLE else EXACT_PRODUCTS)
     if well_conditioned or is_positive_definite(C, _stages.WELL_CONDITIONED):
         with suppress(np.linalg.LinAlgError, RuntimeError):
             if len(C) <= _least_squares.TINY:
-                Z, W = _least_squares.solve_rows(C, Q)
+                found = _solved(*_least_squares.solve_rows(C, Q))
+            elif few:
+                found = _solved(*_pivot(C, Q, _guess_positive(C, Q)))
             else:
-                Z, W = _pivot(C, Q, _guess_positive(C, Q))
-            # A row that is not solved has a negative entry here, or there: clamp only afterwards.
-            residual = np.abs(np.minimum(Z, W))
-            if residual.max() > _stages.TOLERANCE:
-                residual /= 1 + Z.max(axis=1, keepdims=True)
-            if residual.max() <= _stages.TOLERANCE:
-                return np.maximum(Z, 0, out=Z)
-    return _stages.solve(torch.from_numpy(C), torch.from_numpy(Q), noise).numpy()
+                found = _many(C, Q, tolerance)
+            if found.residual <= tolerance:
+                return found
+    matrix, sides = torch.from_numpy(C), torch.from_numpy(Q)
+    Z = _stages.solve(matrix, sides, noise)
+    return Solved(Z.numpy(), float(_stages.natural_residual(matrix, sides, Z).amax()))
+
+
+def _solved(Z: Array, W: Array) -> Solved:
+    # A row that is not solved has a negative entry here, or there: clamp only afterwards.
+    residual = np.abs(np.minimum(Z, W))
+    worst = residual.max()
+    if worst > _stages.TOLERANCE:
+        residual /= 1 + Z.max(axis=1, keepdims=True)
+        worst = residual.max()
+    return Solved(np.maximum(Z, 0, out=Z), float(worst))
+
+
+def _many(C: Array, Q: Array, tolerance: float) -> Solved:
+    """By products of matrices; what they leave is pivoted."""
+    dtype = torch.float32 if tolerance >= SINGLE else torch.float64
+    matrix = torch.from_numpy(C).to(dtype)
+    sides = matrix if Q is C else torch.from_numpy(Q).to(dtype)
+    found = solve_by_products(matrix, sides, tolerance)
+    if found is None:
+        return _solved(*_pivot(C, Q, _slow_guess(C, Q)))
+    Z, residual = found.Z.numpy(), found.residual
+    if len(found.left) > 0:
+        rows = found.left.numpy()
+        rest = _solved(*_pivot(C, Q[rows], found.positive.numpy()))
+        Z = Z.astype(np.float64, copy=False)
+        Z[rows], residual = rest.Z, max(residual, rest.residual)
+    return Solved(Z, residual)
 
 
 def _guess_positive(C: Array, Q: Array) -> Mask:
-    """The NumPy twin of :func:`lightning_jd.linalg._guess.guess_positive`."""
+    """Which entries of z are probably positive, by the modulus iteration.
+
+    It is the guess of :mod:`lightning_jd.linalg._guess` without damping: a call less in a round.
+    """
     m = len(C)
     if m <= MASKED:
         step, constant = _iteration(C, Q, MASKED_RHO)
         return _iterate(constant.copy(), step, constant, 6 + m // 4) > 0
-    step, constant = _iteration(C, Q, _guess.RHO if m > FIXED else FIXED_RHO, np.float32)
+    step, constant = _iteration(C, Q, RHO if m > FIXED else FIXED_RHO, np.float32)
     x = constant.copy()
     positive: Mask = _iterate(x, step, constant, FIRST) > 0
     for iteration in range(FIRST, LAST, BURST):
         before, positive = positive, _iterate(x, step, constant, BURST) > 0
         changed = np.count_nonzero((before != positive).any(axis=1)) / len(Q)
         if iteration == FIRST and changed > UNSETTLED:
-            step, constant = _iteration(C, Q, SLOW_RHO, np.float32)
-            return _iterate(constant.copy(), step, constant, SLOW_ITERATIONS) > 0
-        if m <= FIXED or changed <= _guess.SETTLED:
+            return _slow_guess(C, Q)
+        if m <= FIXED or changed <= SETTLED:
             break
     return positive
+
+
+def _slow_guess(C: Array, Q: Array) -> Mask:
+    step, constant = _iteration(C, Q, SLOW_RHO, np.float32)
+    return _iterate(constant.copy(), step, constant, SLOW_ITERATIONS) > 0
 
 
 def _iteration(

@@ -127,7 +127,7 @@ def test_no_wrong_sign_is_overlooked_when_the_rounds_are_over(
         monkeypatch.setattr(_host, "ROUNDS", rounds)
         for m in (6, M):
             C = unit_diagonal(FAMILIES["gaussian"](m, 0), 0.0).C
-            Z = torch.from_numpy(_host.solve(C.numpy(), C.numpy(), 0.0, well_conditioned=True))
+            Z = torch.from_numpy(_host.solve(C.numpy(), C.numpy(), 0.0, well_conditioned=True).Z)
             assert is_solved(C, Z)
 
 

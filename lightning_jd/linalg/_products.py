@@ -1,0 +1,79 @@
+"""Many programs on a CPU: matrix products find nearly all solutions, rows that are solved drop out.
+
+In contrast to an accelerator, looking at a result costs nothing here: each stage stops when another
+round would not pay.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_jd.linalg._conjugate import ConjugateGradients
+from lightning_jd.linalg._guess import Guess
+
+FIRST, BETWEEN, LAST = (
+    8,
+    4,
+    20,
+)  # rounds of the guess before the first look, between two, and in all
+SETTLED = (
+    2.0  # entries of a row that may still change: conjugate gradients repair them at less cost
+)
+HOPELESS = 0.08  # share of a row that still changes where most eigenvalues are tiny
+BURSTS = 10
+STEPS = 6  # in a burst
+SHRINK = 0.8  # share of the rows that is left when it pays to drop the others
+SAFETY = 0.7  # of the tolerance, because a residual in float32 is rounded too
+
+
+class Found(NamedTuple):
+    """What the products have found.
+
+    Attributes:
+        Z: The solutions, shape (k, m).
+        residual: The largest natural residual among the rows that are solved.
+        left: The indices of the rows that are not.
+        positive: Where the z of these rows are probably positive, shape (len(left), m).
+    """
+
+    Z: Tensor
+    residual: float
+    left: Tensor
+    positive: Tensor
+
+
+def solve_by_products(C: Tensor, Q: Tensor, tolerance: float) -> Found | None:
+    """Solve the rows of ``Q`` (k, m) in the precision of ``C``; None where this takes too long."""
+    v = _guess(C, Q)
+    if v is None:
+        return None
+    search = ConjugateGradients(C, Q, v)
+    Z, rows, worst = torch.empty_like(Q), torch.arange(len(Q)), 0.0
+    for burst in range(BURSTS + 1):
+        residual = search.residual()
+        unsolved = ~(residual <= SAFETY * tolerance)  # NaN is not solved
+        left = unsolved.nonzero().flatten()
+        is_over = len(left) == 0 or burst == BURSTS
+        if is_over or len(left) <= SHRINK * len(rows):
+            Z[rows] = search.z
+            worst = max(worst, float(residual.masked_fill_(unsolved, 0).amax()))
+            rows = rows[left]
+            search.keep(left)
+        if is_over:
+            break
+        search.burst(STEPS)
+    return Found(Z, worst, rows, search.positive)
+
+
+def _guess(C: Tensor, Q: Tensor) -> Tensor | None:
+    guess = Guess(C, Q)
+    signs = guess.iterate(FIRST).sign()
+    for rounds in range(FIRST, LAST, BETWEEN):
+        before, signs = signs, guess.iterate(BETWEEN).sign()
+        changed = float(before.sub_(signs).count_nonzero()) / len(Q)
+        if rounds == FIRST and changed > HOPELESS * len(C):
+            return None
+        if changed <= SETTLED:
+            break
+    return guess.v
