@@ -53,14 +53,19 @@ def entries_for(name: str, entries: Entries, names: Sequence[str] | None, like: 
                 f"`{name}` must have one entry per objective ({m}), got {len(entries)}. "
                 "Give a dict by name where tasks come and go."
             )
-        return like.new_tensor(entries)
+        return _like(like, entries)
     present = [str(i) for i in range(m)] if names is None else names
     if missing := [task for task in present if task not in entries]:
         raise ArgumentError(
             f"`{name}` must have an entry for every objective, got none for "
             f"{', '.join(map(repr, missing[:10]))}. Known: {', '.join(map(repr, entries))}."
         )
-    return like.new_tensor([entries[task] for task in present])
+    return _like(like, [entries[task] for task in present])
+
+
+def _like(like: Tensor, numbers: Sequence[float]) -> Tensor:
+    """A tensor of the dtype and on the device of ``like``, for which the host does not wait."""
+    return torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True)
 
 
 def checked_preference(preference: PerObjective | None) -> Entries | None:

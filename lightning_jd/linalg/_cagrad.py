@@ -8,11 +8,12 @@ from torch import Tensor
 
 from lightning_jd.errors import ArgumentError
 from lightning_jd.linalg._arrays import Array, Mask, unit_diagonal
-from lightning_jd.linalg._checks import check_finite, check_square
-from lightning_jd.linalg._scaling import noise_level, to_finite, underflow_level
+from lightning_jd.linalg._checks import check_square
+from lightning_jd.linalg._scaling import noise_level, underflow_level
 from lightning_jd.linalg._simplex import min_norm
 from lightning_jd.linalg._single import solve_single
 from lightning_jd.linalg._stages import least_shift
+from lightning_jd.linalg._transfer import to_array, to_tensor
 
 ITERATIONS = 80
 RELATIVE = 1e-13  # accuracy of the radius
@@ -66,11 +67,10 @@ def cagrad_weights(gramian: Tensor, c: float) -> Tensor:
     check_square("gramian", gramian)
     if not 0 <= c < math.inf:
         raise ArgumentError(f"`c` must be at least 0 and finite, got {c}.")
-    check_finite("gramian", gramian)
-    G = gramian.detach().to("cpu", torch.float64).numpy()
+    G = to_array("gramian", gramian)
     noise = noise_level(gramian.dtype, len(G))
     weights = _weights(G, c, noise, underflow_level(gramian.dtype))
-    return to_finite(torch.from_numpy(weights), gramian.dtype).to(gramian.device)
+    return to_tensor(weights, gramian, bounded=False)
 
 
 def _weights(G: Array, c: float, noise: float, underflow: float) -> Array:

@@ -23,7 +23,7 @@ class Deflation:
         m = len(C)
         # Their own generator: the weights must not depend on, or disturb, the caller's.
         random = torch.randn(m, RANK, generator=torch.Generator().manual_seed(m))
-        self._U = random.to(C.device)
+        self._U = random.to(C.device, non_blocking=True)
         for _ in range(POWERS):
             self._U = torch.linalg.qr(C @ self._U).Q
         H = self._U.T @ (C @ self._U)

@@ -1,13 +1,13 @@
 """The least-norm element of the convex hull of the rows (MGDA), as one complementarity program."""
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from lightning_jd.linalg._arrays import Array
-from lightning_jd.linalg._checks import check_finite, check_square
+from lightning_jd.linalg._checks import check_square
 from lightning_jd.linalg._scaling import noise_level, underflow_level
 from lightning_jd.linalg._single import solve_single
+from lightning_jd.linalg._transfer import to_array, to_tensor
 
 
 def min_norm_weights(gramian: Tensor) -> Tensor:
@@ -33,14 +33,14 @@ def min_norm_weights(gramian: Tensor) -> Tensor:
         NonFiniteError: If an entry is NaN or infinite.
 
     Example:
+        >>> import torch
         >>> min_norm_weights(torch.tensor([[1.0, 0.0], [0.0, 3.0]]))
         tensor([0.7500, 0.2500])
     """
     check_square("gramian", gramian)
-    check_finite("gramian", gramian)
-    G = gramian.detach().to("cpu", torch.float64).numpy()
+    G = to_array("gramian", gramian)
     v = min_norm(G, noise_level(gramian.dtype, len(G)), underflow_level(gramian.dtype))
-    return torch.from_numpy(v).to(gramian)
+    return to_tensor(v, gramian, bounded=True)
 
 
 def min_norm(G: Array, noise: float, underflow: float) -> Array:

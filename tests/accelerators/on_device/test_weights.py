@@ -1,0 +1,134 @@
+"""Weights from a Gramian on a device: they agree with those of the host, and what they cost it."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_jd.aggregators import MGDA, CAGrad, DualProj, GramianAggregator, UPGrad
+from lightning_jd.errors import NonFiniteError
+from lightning_jd.linalg import _device, dual_cone_solution, upgrad_solution
+from tests.helpers.gramians import FAMILIES
+from tests.pretended import DEVICE, host, synchronisations
+
+WELL_CONDITIONED = ["gaussian", "conflicting", "low_rank", "duplicate_rows", "cnn_like"]
+#: What launches no kernel.
+VIEWS = {"view", "t", "transpose", "unsqueeze", "squeeze", "expand", "diagonal", "detach", "slice"}
+VIEWS |= {"select", "permute", "_unsafe_view", "alias", "empty", "empty_like", "as_strided"}
+
+
+class Kernels(TorchDispatchMode):
+    """Counts operations that compute something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+    def __int__(self) -> int:
+        return sum(n for name, n in self.counts.items() if name not in VIEWS)
+
+
+def gramian(family: str, m: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return FAMILIES[family](m, 0).to(dtype)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("m", [1, 2, 3, 40, 70])
+def test_device_and_host_agree(family: str, m: int) -> None:
+    G = gramian(family, m, torch.float64)
+    for reg in (0.0, 1e-4):
+        found = upgrad_solution(G.to(DEVICE), reg=reg)
+        assert found.weights.device == DEVICE
+        expected = upgrad_solution(G, reg=reg)
+        assert_close(host(found.weights), expected.weights, rtol=1e-9, atol=1e-9)
+        assert found.residual <= max(1e-12, expected.residual)
+
+
+@pytest.mark.parametrize("family", WELL_CONDITIONED)
+def test_targets_are_projected_alike(family: str) -> None:
+    G = gramian(family, 70, torch.float64)
+    for targets in (torch.randn(70).double(), torch.randn(30, 70).double()):
+        found = dual_cone_solution(G.to(DEVICE), targets.to(DEVICE))
+        expected = dual_cone_solution(G, targets)
+        assert_close(host(found.weights), expected.weights, rtol=1e-9, atol=1e-9)
+        assert found.residual <= 1e-12
+
+
+@pytest.mark.parametrize("m", [2, 8, 64, 70, 256])
+@pytest.mark.parametrize(
+    "aggregator",
+    [UPGrad(), UPGrad(reg=0), DualProj(), MGDA(), CAGrad()],
+    ids=["upgrad", "upgrad, reg 0", "dualproj", "mgda", "cagrad"],
+)
+def test_the_host_waits_once(aggregator: GramianAggregator, m: int) -> None:
+    G = gramian("gaussian", m).to(DEVICE)
+    with synchronisations() as found:
+        aggregator.weights(G)
+    assert len(found) == 1, "; ".join(map(str, found))
+
+
+@pytest.mark.parametrize("cls", [UPGrad, DualProj])
+def test_a_preference_is_not_waited_for(cls: type[GramianAggregator]) -> None:
+    for m in (8, 70):
+        preference = torch.linspace(1, 2, m).tolist()
+        G = gramian("gaussian", m).to(DEVICE)
+        with synchronisations() as found:
+            weights = cls(preference).weights(G)
+        assert len(found) == 1, "; ".join(map(str, found))
+        expected = cls(preference).weights(gramian("gaussian", m))
+        assert_close(host(weights), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", WELL_CONDITIONED)
+def test_256_objectives_take_few_kernels(family: str) -> None:
+    G = gramian(family, 256).to(DEVICE)
+    with Kernels() as kernels, synchronisations() as found:
+        solution = upgrad_solution(G)
+    assert int(kernels) <= 300, kernels.counts
+    assert len(found) == 1, "; ".join(map(str, found))
+    assert solution.residual <= 1e-6
+
+
+def test_where_the_systems_would_not_fit_products_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_device, "SYSTEMS", 0)
+    for family in ("gaussian", "cnn_like"):
+        G = gramian(family, 100, torch.float64)
+        on_device = G.to(DEVICE)
+        with synchronisations() as found:
+            weights, residual = upgrad_solution(on_device)
+        assert len(found) == 1, "; ".join(map(str, found))
+        assert residual <= 1e-12
+        assert_close(host(weights), upgrad_solution(G).weights, rtol=1e-9, atol=1e-9)
+
+
+def test_what_the_device_leaves_the_host_solves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_device, "NEWTON", 0)
+    G = gramian("conflicting", 70, torch.float64)
+    on_device = G.to(DEVICE)
+    with synchronisations() as found:
+        weights, residual = upgrad_solution(on_device)
+    assert len(found) == 2, "; ".join(map(str, found))  # the residual, and the copy
+    assert residual <= 1e-12
+    assert_close(host(weights), upgrad_solution(G).weights, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("m", [5, 70])
+def test_rows_that_are_not_finite_are_named(m: int) -> None:
+    G = gramian("gaussian", m)
+    G[3], G[:, 3] = torch.nan, torch.nan
+    with pytest.raises(NonFiniteError, match=r"row\(s\) 3 of"):
+        upgrad_solution(G.to(DEVICE))
+    with pytest.raises(NonFiniteError, match="targets"):
+        dual_cone_solution(
+            gramian("gaussian", m).to(DEVICE), torch.full((20, m), torch.nan).to(DEVICE)
+        )

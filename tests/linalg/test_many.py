@@ -1,0 +1,197 @@
+"""Many objectives: matrix products do nearly all the work, and what they leave is still solved."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from lightning_jd.aggregators import DualProj, UPGrad
+from lightning_jd.errors import ArgumentError
+from lightning_jd.linalg import (
+    _host,
+    _products,
+    _stages,
+    dual_cone_residuals,
+    dual_cone_solution,
+    upgrad_solution,
+    upgrad_weights,
+)
+from lightning_jd.linalg._conjugate import ConjugateGradients
+from lightning_jd.linalg._deflation import RANK, Deflation
+from lightning_jd.linalg._guess import Guess
+from lightning_jd.linalg._scaling import unit_diagonal
+from tests.helpers.gramians import FAMILIES
+
+M = 200  # above every threshold
+FLOAT64, FLOAT32 = 1e-12, 1e-6
+
+
+def classes(m: int, seed: int = 0) -> Tensor:
+    """Ten classes of gradients that resemble each other: nine large eigenvalues, a small bulk."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(10, 4 * m, generator=generator, dtype=torch.float64)
+    centres -= centres.mean(dim=0)
+    noise = torch.randn(m, 4 * m, generator=generator, dtype=torch.float64)
+    J = 2 * centres[torch.arange(m) % 10] + noise
+    return J @ J.T
+
+
+def unit(family: str, m: int = M) -> Tensor:
+    G = classes(m) if family == "classes" else FAMILIES[family](m, 0)
+    return unit_diagonal(G, 1e-4).C
+
+
+def reached(G: Tensor, targets: Tensor, weights: Tensor, reg: float) -> float:
+    return max(float(r.max()) for r in dual_cone_residuals(G, targets, weights, reg=reg)[:3])
+
+
+# The answer
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize(
+    "family", ["classes", "gaussian", "conflicting", "low_rank", "duplicate_rows", "zero_rows"]
+)
+def test_the_residual_is_what_it_says(family: str, scale: float, dtype: torch.dtype) -> None:
+    G = classes(M) if family == "classes" else FAMILIES[family](M, 0)
+    G = (scale * scale * G).to(dtype)
+    eye = torch.eye(M, dtype=torch.float64)
+    weights, residual = dual_cone_solution(G, eye)
+    tolerance = FLOAT64 if dtype == torch.float64 else FLOAT32
+    assert residual <= tolerance
+    assert reached(G, eye, weights, 1e-4) <= 4 * tolerance
+    assert_close(
+        upgrad_weights(G).double(), weights.double().mean(dim=0), rtol=10 * tolerance, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("reg", [0.0, 1e-4])
+@pytest.mark.parametrize("family", ["ill_conditioned", "wild_norms", "cnn_like"])
+def test_hard_gramians_are_solved_too(family: str, reg: float) -> None:
+    G = FAMILIES[family](80, 0)
+    eye = torch.eye(80, dtype=torch.float64)
+    weights, _ = dual_cone_solution(G, eye, reg=reg, tolerance=1e-6)
+    assert reached(G, eye, weights, reg) <= 2e-6  # it is measured in float32
+
+
+@pytest.mark.parametrize("family", ["classes", "gaussian"])
+def test_quadprog_agrees(family: str) -> None:
+    pytest.importorskip("qpsolvers")
+    G = classes(100) if family == "classes" else FAMILIES[family](100, 0)
+    expected = upgrad_weights(G, solver="quadprog")
+    assert_close(upgrad_weights(G, tolerance=1e-6), expected, rtol=1e-4, atol=0)
+    assert_close(upgrad_weights(G), expected, rtol=1e-9, atol=0)
+
+
+def test_the_exact_answer_is_one_argument_away() -> None:
+    G = classes(M).to(torch.float32)
+    exact = upgrad_solution(G, tolerance=0)
+    assert exact.residual <= FLOAT64
+    assert upgrad_solution(G).residual > FLOAT64
+    assert_close(upgrad_weights(G), exact.weights, rtol=1e-5, atol=0)
+    assert_close(exact.weights, upgrad_weights(G.double()).float(), rtol=1e-6, atol=0)
+
+
+def test_the_answer_is_the_same_every_time() -> None:
+    G = classes(M).to(torch.float32)
+    before = torch.get_rng_state()
+    first = upgrad_weights(G)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(7)
+    assert torch.equal(upgrad_weights(G), first)
+
+
+@pytest.mark.parametrize("cls", [UPGrad, DualProj])
+def test_an_aggregator_tells_the_residual(cls: type[UPGrad] | type[DualProj]) -> None:
+    aggregator = cls(tolerance=1e-3)
+    assert aggregator.residual is None
+    aggregator.weights(classes(M))
+    assert aggregator.residual is not None
+    assert 0 <= aggregator.residual <= 1e-3
+    aggregator.weights(torch.eye(3))
+    assert aggregator.residual == 0
+
+
+@pytest.mark.parametrize("tolerance", [-1e-6, float("nan"), float("inf")])
+def test_a_tolerance_that_is_none_is_refused(tolerance: float) -> None:
+    for ask in (
+        lambda: upgrad_weights(torch.eye(3), tolerance=tolerance),
+        lambda: UPGrad(tolerance=tolerance),
+    ):
+        with pytest.raises(ArgumentError, match="`tolerance` must be at least 0 and finite"):
+            ask()
+
+
+# The stages
+
+
+def test_the_solution_stays_where_it_is() -> None:
+    C = unit("classes", 70)
+    Z = _stages.solve(C, C, 0.0)
+    guess = Guess(C, C)
+    guess.v = torch.where(Z > 0, Z, -(Z @ C + C) / 0.8).float()
+    before = guess.v.clone()
+    assert_close(guess.iterate(1), before, rtol=1e-4, atol=1e-5)
+
+
+def test_deflation_divides_large_eigenvalues_out() -> None:
+    C = unit("classes").float()
+    deflation = Deflation(C)
+    inside = (torch.arange(M) % 3 > 0).float()
+    deflation.factorise(inside.expand(M, M))
+    P = inside.nonzero().flatten()
+    plain = torch.linalg.eigvalsh(C[P][:, P].double())
+    inverse = deflation(torch.eye(M) * inside, inside)[P][:, P].double()
+    assert_close(inverse, inverse.T, rtol=1e-3, atol=1e-4)
+    divided = torch.linalg.eigvals(inverse @ C[P][:, P].double()).real
+    assert plain.max() / plain.min() > 50
+    assert divided.min() > 0
+    assert divided.max() / divided.min() < 5
+    assert RANK > 9
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rows_that_are_left_out_do_not_change_the_others(dtype: torch.dtype) -> None:
+    C = unit("classes").to(dtype)
+    v = Guess(C, C).iterate(12)
+    whole, part = ConjugateGradients(C, C, v), ConjugateGradients(C, C, v)
+    rows = torch.arange(0, M, 2)
+    part.residual()
+    part.keep(rows)
+    whole.residual()
+    for _ in range(2):
+        whole.burst(6)
+        part.burst(6)
+        assert_close(part.residual(), whole.residual()[rows], rtol=1e-2, atol=1e-6)
+    assert_close(part.z, whole.z[rows], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("BURSTS", 0), ("BURSTS", 1), ("HOPELESS", -1.0), ("LAST", 8)]
+)
+def test_what_products_leave_is_pivoted(
+    name: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    C = unit("classes").numpy()
+    monkeypatch.setattr(_products, name, value)
+    for tolerance in (FLOAT32, FLOAT64):
+        Z, residual = _host.solve(C, C, 0.0, well_conditioned=True, tolerance=tolerance)
+        assert residual <= tolerance
+        matrix = torch.from_numpy(C)
+        true = _stages.natural_residual(matrix, matrix, torch.from_numpy(Z).double())
+        assert true.max() <= 2 * tolerance
+
+
+def test_most_rows_are_solved_by_products() -> None:
+    for family in ("classes", "gaussian", "cnn_like"):
+        C = unit(family)
+        for dtype, tolerance in ((torch.float32, FLOAT32), (torch.float64, FLOAT64)):
+            found = _products.solve_by_products(C.to(dtype), C.to(dtype), tolerance)
+            assert found is not None
+            assert len(found.left) <= 0.1 * M, family
+
+
+def test_tiny_eigenvalues_are_left_to_factorisations() -> None:
+    C = unit("quarter_rank")
+    assert _products.solve_by_products(C, C, FLOAT64) is None
