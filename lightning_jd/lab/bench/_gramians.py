@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_jd.errors import ArgumentError
+from lightning_jd.lab.bench._runs import run_early, run_late, run_start
 from lightning_jd.lab.work.paper import paper_cnn
 
 _IMAGES = 1024  # the largest Gramian that the network's family offers
@@ -63,6 +64,9 @@ FAMILIES: dict[str, Callable[[int], Tensor]] = {
     "low_rank": low_rank,
     "duplicates": duplicates,
     "network": network,
+    "run_start": run_start,
+    "run_early": run_early,
+    "run_late": run_late,
 }
 
 
