@@ -47,12 +47,15 @@ class Method(nn.Module, ABC):
             :class:`~lightning_jd.aggregators._halves.Halves`.
         at_features: Whether its Gramian is that of gradients at the features instead of at the
             parameters.
+        features: What the features are: an activation, or the name of a module; ``None`` for the
+            activations where tasks part.
     """
 
     name: ClassVar[str] = ""
     uses_values: bool = False
     halves: bool = False
     at_features: bool = False
+    features: str | Tensor | None = None
     #: Whether it asks code that is not ours, whose answers are always looked at.
     is_foreign: bool = False
 
@@ -60,6 +63,11 @@ class Method(nn.Module, ABC):
     def label(self) -> str:
         """What messages call it: its name, or that of its class if it is not registered."""
         return self.name or type(self).__name__
+
+    def ask_like(self, other: Method) -> None:
+        """Be asked in the way of another method, which answers inside of this one."""
+        self.is_foreign = other.is_foreign
+        self.at_features, self.features = other.at_features, other.features
 
     def turn(self) -> Method:
         """Whom to ask in the next step; every process asks this once per step."""

@@ -64,7 +64,7 @@ class CRMOGM(StatefulGramianAggregator):
             )
         self.aggregator = inner
         self.uses_values, self.halves = inner.uses_values, inner.halves
-        self.is_foreign, self.at_features = inner.is_foreign, inner.at_features
+        self.ask_like(inner)
         self.alpha = share("alpha", alpha)
 
     @override

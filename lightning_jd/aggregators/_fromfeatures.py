@@ -30,6 +30,9 @@ class FromFeatures(GramianAggregator):
     Args:
         aggregator: The other one, which must be weighted: a name, a dict with name and arguments,
             or an object.
+        features: ``None`` to find the activations where tasks part; the name of a module, or a
+            pattern of names, for the results of its last operations with a parameter; or, in a loop
+            of your own, an activation of this step.
 
     Raises:
         ArgumentError: If the other one is not weighted, or needs two samples.
@@ -46,7 +49,11 @@ class FromFeatures(GramianAggregator):
     properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
     at_features = True
 
-    def __init__(self, aggregator: str | Mapping[str, Any] | GramianAggregator = "upgrad") -> None:
+    def __init__(
+        self,
+        aggregator: str | Mapping[str, Any] | GramianAggregator = "upgrad",
+        features: str | Tensor | None = None,
+    ) -> None:
         super().__init__()
         inner = resolve(aggregator)
         if not isinstance(inner, GramianAggregator) or inner.halves:
@@ -55,7 +62,8 @@ class FromFeatures(GramianAggregator):
                 f"features, got {inner.label}. Choose for instance 'upgrad'."
             )
         self.aggregator = inner
-        self.uses_values, self.is_foreign = inner.uses_values, inner.is_foreign
+        self.ask_like(inner)
+        self.uses_values, self.at_features, self.features = inner.uses_values, True, features
 
     @override
     def weigh(self, gramian: Tensor, step: Step) -> Tensor:
@@ -77,5 +85,7 @@ class FromFeatures(GramianAggregator):
 
     @override
     def extra_repr(self) -> str:
-        """Nothing; the other aggregator is shown below."""
-        return ""
+        """The features; the other aggregator is shown below."""
+        if isinstance(self.features, Tensor):
+            return f"features={tuple(self.features.shape)}"
+        return "" if self.features is None else f"features={self.features!r}"

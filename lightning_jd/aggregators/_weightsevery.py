@@ -64,7 +64,7 @@ class WeightsEvery(StatefulGramianAggregator):
                 f"keep, got {inner.label}. Choose for instance 'upgrad'."
             )
         self.aggregator = inner
-        self.is_foreign, self.at_features = inner.is_foreign, inner.at_features
+        self.ask_like(inner)
         self.n = checked_integer("n", n, least=1)
         self._turns = 0
 
@@ -133,7 +133,7 @@ class _Computed(GramianAggregator):
     def __init__(self, owner: WeightsEvery) -> None:
         super().__init__()
         self._owner = (owner,)  # not as a submodule
-        self.is_foreign, self.at_features = owner.is_foreign, owner.at_features
+        self.ask_like(owner)
 
     @property
     @override

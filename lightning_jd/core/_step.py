@@ -132,7 +132,7 @@ class _Step:
         if isinstance(self.method, Balancer):
             return None
         if self.method.at_features:
-            return self.rows.features_gramian()
+            return self.rows.features_gramian(self.method.features)
         if not self.needs_rows:
             return self.rows.gramian(self.members[group])
         J = self.jacobians[group] = self.rows.jacobian(self.members[group])

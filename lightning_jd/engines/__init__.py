@@ -21,7 +21,7 @@ from lightning_jd.engines._parameters import (
     named_parameters_of,
     select,
 )
-from lightning_jd.engines._reach import holds_compiled, leaves_reached, tasks_reaching
+from lightning_jd.engines._reach import holds_compiled, leaves_reached, task_roots, tasks_reaching
 from lightning_jd.engines._rows import rows
 from lightning_jd.engines.split import Split, SplitSpec, split_loss
 from lightning_jd.engines.tape import (
@@ -61,5 +61,6 @@ __all__ = [
     "select",
     "slow_parameters",
     "split_loss",
+    "task_roots",
     "tasks_reaching",
 ]

@@ -34,7 +34,7 @@ def tasks_reaching(objectives: Objectives) -> dict[int, int]:
     """
     masks: dict[Node, int] = {}
     entries: dict[Node, dict[int, int]] = {}  # of custom functions: number of output -> tasks
-    for task, root in enumerate(_roots(objectives)):
+    for task, root in enumerate(task_roots(objectives)):
         if root is not None:
             _enter(*root, 1 << task, masks, entries)
     reaching: dict[int, int] = {}
@@ -129,8 +129,12 @@ def parents_first(roots: list[Node], within: Collection[Node] | None = None) -> 
     return order[::-1]
 
 
-def _roots(objectives: Objectives) -> list[tuple[Node, int] | None]:
-    """Where the loss of each task leaves the graph: a node and the number of its output."""
+def task_roots(objectives: Objectives) -> list[tuple[Node, int] | None]:
+    """Where the loss of each task leaves the graph: a node and the number of its output.
+
+    Raises:
+        ArgumentError: If the losses of the tasks cannot be told apart in the graph.
+    """
     if isinstance(objectives.losses, tuple):
         return [_unstacked(loss) for loss in objectives.losses]
     if objectives.kind != "instances":

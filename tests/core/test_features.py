@@ -1,15 +1,18 @@
 """Weights from the features: where they are in the graph, and what comes of them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.testing import assert_close
 
 import lightning_jd
 from lightning_jd.aggregators import MGDA, FromFeatures, UPGrad, WeightsEvery
-from lightning_jd.core.rows._features import features_gramian, features_of
+from lightning_jd.core.rows._cut import cut_of
+from lightning_jd.core.rows._features import features_gramian
 from lightning_jd.engines import Objectives
 from lightning_jd.errors import ArgumentError, GraphError
 from tests.core.test_methods import gradient
@@ -36,8 +39,8 @@ class TrunkAndHeads(nn.Module):
 
 def test_the_features_are_the_outputs_of_the_trunk() -> None:
     losses, features = TrunkAndHeads().losses()
-    (edge,) = features_of(Objectives.of(losses))
-    assert edge.node is features.grad_fn
+    ((node, _),) = cut_of(Objectives.of(losses), None, []).places
+    assert node is features.grad_fn
     rows = [
         torch.autograd.grad(loss, features, retain_graph=True)[0].flatten()
         for loss in losses.values()
@@ -51,8 +54,8 @@ def test_a_task_that_enters_deeper_is_found_there_too() -> None:
     deep = x.sin()
     top = deep.exp()
     losses = [top.sum(), (2 * top).sum() + deep.prod(), deep.norm()]
-    edges = features_of(Objectives.of(losses))
-    assert {edge.node for edge in edges} == {deep.grad_fn, top.grad_fn}
+    places = cut_of(Objectives.of(losses), None, []).places
+    assert {node for node, _ in places} == {deep.grad_fn, top.grad_fn}
 
 
 @pytest.mark.parametrize("select", ["all", "shared"])
@@ -91,7 +94,7 @@ def test_behind_an_orthogonal_map_they_are_the_exact_weights() -> None:
         assert_close(gradients[1], gradients[0], rtol=1e-8, atol=1e-10)
 
 
-def test_heads_are_differentiated_once_more_and_the_trunk_once() -> None:
+def test_the_trunk_is_differentiated_once_and_linear_heads_too() -> None:
     model, counts = TrunkAndHeads(), {"trunk": 0, "head": 0}
 
     def counted(name: str) -> Any:
@@ -108,7 +111,7 @@ def test_heads_are_differentiated_once_more_and_the_trunk_once() -> None:
         out.grad_fn.register_hook(counted("head"))
         losses.append(out.square().mean())
     lightning_jd.backward(losses, model, "fromfeatures")
-    assert counts == {"trunk": 1, "head": 6}
+    assert counts == {"trunk": 1, "head": 3}  # the gradient at their input is not computed twice
 
 
 def test_where_there_are_no_features_it_says_so() -> None:
@@ -145,3 +148,120 @@ def test_features_every_few_steps() -> None:
         report = lightning_jd.backward(model.losses(t)[0], model, method)
         paths.append(set(report.paths.values()))
     assert paths == [{"features"}, {"balanced"}, {"features"}]
+
+
+HEADS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(6, 1),
+    "linear_without_bias": lambda: nn.Linear(6, 2, bias=False),
+    "wide": lambda: nn.Linear(6, 9),  # whose factors are larger than the gradient
+    "mlp": lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)),
+    "tokens": lambda: nn.Sequential(nn.Unflatten(1, (3, 2)), nn.Linear(2, 4)),
+    "convolution": lambda: nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 2, 2)),
+    "norm": lambda: nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 2)),
+}
+
+
+class Twice(nn.Module):
+    """A head that comes to the features by two ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 2), nn.Linear(6, 2)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.first(z) * self.second(z) + z[:, :2]
+
+
+MIXED = {**HEADS, "twice": Twice}
+
+
+def heads_on(z: Tensor, kinds: list[str]) -> list[Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        heads = [MIXED[kind]().double() for kind in kinds]
+    return [(head(z) - 0.1 * k).square().flatten(1).mean(1) for k, head in enumerate(heads)]
+
+
+def rows_at(losses: list[Tensor], z: Tensor) -> Tensor:
+    found = [torch.autograd.grad(loss, z, retain_graph=True)[0] for loss in losses]
+    return torch.stack(found).flatten(1)
+
+
+@pytest.mark.parametrize("kinds", [*([kind] * 3 for kind in MIXED), list(MIXED)], ids=str)
+def test_heads_of_every_kind(kinds: list[str]) -> None:
+    z = (normal(0, 5, 6) @ normal(1, 6, 6).requires_grad_()).tanh()
+    losses = [loss.mean() for loss in heads_on(z, kinds)]
+    J = rows_at(losses, z)
+    for features in (None, z):
+        G = features_gramian(Objectives.of(losses), 4.0, features)
+        assert_close(G, J @ J.T, rtol=1e-10, atol=1e-14)
+
+
+def test_a_task_that_does_not_come_by_has_no_gradient_there() -> None:
+    p = normal(0, 1, 4)[0].requires_grad_()
+    z = p.sin()
+    losses = [z.sum(), z.square().sum(), (2 * p).sum()]
+    G = features_gramian(Objectives.of(losses))
+    J = torch.stack([torch.ones(4).double(), 2 * z.detach(), torch.zeros(4).double()])
+    assert_close(G, J @ J.T, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("kinds", [["linear"] * 3, ["mlp", "tokens", "twice"]], ids=str)
+@pytest.mark.parametrize("named", [False, True])
+def test_instances_and_tasks(kinds: list[str], named: bool) -> None:
+    W = nn.Parameter(normal(1, 6, 6))
+    z = normal(0, 5, 6) @ W
+    losses = torch.stack(heads_on(z, kinds), dim=1)
+    J = rows_at(list(losses.flatten()), z)
+    features = "trunk" if named else None
+    G = features_gramian(Objectives.of(losses), 2.0, features, [("trunk.weight", W)])
+    assert_close(G, J @ J.T, rtol=1e-10, atol=1e-14)
+    report = lightning_jd.backward(losses, {"trunk.weight": W}, FromFeatures(features=features))
+    assert report.weights is not None
+    assert_close(report.weights, UPGrad().weights(J @ J.T), rtol=1e-6, atol=1e-8)
+
+
+def test_instances_that_mix_are_noticed() -> None:
+    z = normal(0, 5, 6) @ normal(1, 6, 6).requires_grad_()
+    centred = z - z.mean(dim=0)
+    losses = torch.stack([*heads_on(z, ["linear"] * 2), centred.square().sum(1)], dim=1)
+    with pytest.raises(GraphError, match="heads that mix the instances of a batch"):
+        features_gramian(Objectives.of(losses), features=z)
+    flat = z.flatten()
+    losses = torch.stack([flat[:6] ** 2, flat[6:12]], dim=1)
+    with pytest.raises(GraphError, match=r"one slice per instance \(6\).*got shape \(30,\)"):
+        features_gramian(Objectives.of(losses), features=flat)
+
+
+def test_a_module_is_named() -> None:
+    model = TrunkAndHeads()
+    losses, features = model.losses()
+    named = list(model.named_parameters())
+    before_tanh = features.grad_fn.next_functions[0]  # type: ignore[union-attr]
+    for pattern in ("trunk", "trunk.2", "trunk.*", "tr*"):
+        assert cut_of(Objectives.of(losses), pattern, named).places == [before_tanh]
+    report = lightning_jd.backward(losses, model, FromFeatures(UPGrad(reg=0), "trunk"))
+    losses, _ = model.losses()
+    assert report.weights is not None
+    again = cut_of(Objectives.of(losses), "trunk", named).places[0]
+    edge = GradientEdge(*again)
+    rows = [
+        torch.autograd.grad([loss], [edge], retain_graph=True)[0].flatten()
+        for loss in losses.values()
+    ]
+    J = torch.stack(rows)
+    assert_close(report.weights, UPGrad(reg=0).weights(J @ J.T), rtol=1e-9, atol=1e-12)
+
+
+def test_a_module_that_is_not_there_is_refused() -> None:
+    model = TrunkAndHeads()
+    with pytest.raises(GraphError, match=r"got 'encoder'. There are: 'heads.0', .*'trunk.0'"):
+        lightning_jd.backward(model.losses()[0], model, FromFeatures(features="encoder"))
+    apart = nn.ModuleDict({"model": model, "other": nn.Linear(1, 1)})
+    with pytest.raises(GraphError, match=r"'other', whose parameters no loss reaches\. The graph:"):
+        lightning_jd.backward(model.losses()[0], apart, FromFeatures(features="other"))
+    with pytest.raises(GraphError, match="must be an activation of the graph"):
+        lightning_jd.backward(model.losses()[0], model, FromFeatures(features=torch.ones(3)))
+    other = model.trunk(torch.ones(1, 4).double())
+    with pytest.raises(GraphError, match="features that no loss depends on"):
+        lightning_jd.backward(model.losses()[0], model, FromFeatures(features=other))

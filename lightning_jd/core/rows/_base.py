@@ -97,8 +97,11 @@ class Rows(ABC):
         """The rows over some parameters, shape (m, n), on the first process; elsewhere n is 0."""
 
     @abstractmethod
-    def features_gramian(self) -> Tensor:
+    def features_gramian(self, features: str | Tensor | None) -> Tensor:
         """The Gramian of the gradients at the features, shape (m, m).
+
+        Args:
+            features: Where they are, see :class:`lightning_jd.aggregators.FromFeatures`.
 
         Raises:
             GraphError: If there are no features.

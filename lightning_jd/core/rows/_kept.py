@@ -100,7 +100,7 @@ class KeptRows(WholeRows):
         return all_at_first(self.pool, self.layout, [self._matrix(named).to(like)], like)
 
     @override
-    def features_gramian(self) -> Tensor:
+    def features_gramian(self, features: str | Tensor | None) -> Tensor:
         raise GraphError(
             "Weights from features must have the graph of the whole step, got rows that were kept "
             "of it. Set accumulation='batch' and nonfinite='raise'."

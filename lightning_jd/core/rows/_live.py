@@ -95,8 +95,9 @@ class LiveRows(Rows):
         return J
 
     @override
-    def features_gramian(self) -> Tensor:
-        return check_overlap(features_gramian(self._objectives, self._scale))
+    def features_gramian(self, features: str | Tensor | None) -> Tensor:
+        found = features_gramian(self._objectives, self._scale, features, self.named)
+        return check_overlap(found)
 
     @override
     def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:

@@ -83,13 +83,13 @@ class PooledRows(WholeRows):
         return all_at_first(self.pool, self.layout, [J.to(like)], like)
 
     @override
-    def features_gramian(self) -> Tensor:
+    def features_gramian(self, features: str | Tensor | None) -> Tensor:
         """That of the features of all processes side by side."""
         G = self.like().new_zeros(self.layout.m, self.layout.m)
         problem = ""
         if self._objectives is not None:
             try:
-                block = features_gramian(self._objectives, self._scale)
+                block = features_gramian(self._objectives, self._scale, features, self.named)
                 self.layout.add_block(G, block.to(G), self.pool.rank, self.pool.rank)
             except GraphError as error:  # all processes must know, or the others would wait
                 problem = str(error)

@@ -123,7 +123,7 @@ class ShardedRows(Rows):
         raise AssertionError("no process holds whole rows: see `unsupported`")
 
     @override
-    def features_gramian(self) -> Tensor:
+    def features_gramian(self, features: str | Tensor | None) -> Tensor:
         raise AssertionError("no backward pass ends at the features: see `unsupported`")
 
     @override
