@@ -13,6 +13,7 @@ from lightning_jd.aggregators._alignedmtl import AlignedMTL
 from lightning_jd.aggregators._balancer import Balancer
 from lightning_jd.aggregators._base import Aggregator, GramianAggregator, Method, Property
 from lightning_jd.aggregators._cagrad import CAGrad
+from lightning_jd.aggregators._cheaper import with_cheaper_weights
 from lightning_jd.aggregators._config import ConFIG
 from lightning_jd.aggregators._constant import Constant
 from lightning_jd.aggregators._crmogm import CRMOGM
@@ -110,4 +111,5 @@ __all__ = [
     "balancers",
     "register",
     "resolve",
+    "with_cheaper_weights",
 ]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from lightning_jd.aggregators import AggregatorSpec
+from lightning_jd.aggregators import AggregatorSpec, with_cheaper_weights
 from lightning_jd.core._calls import method_of_call
 from lightning_jd.core._groups import Groups
 from lightning_jd.core._halves import in_halves
@@ -35,6 +35,7 @@ def backward(
     memory: Literal["fast", "low"] = "fast",
     retain_graph: bool = False,
     split: SplitSpec = None,
+    weights_from: str | Tensor = "parameters",
 ) -> Report:
     r"""Aggregate the gradients of several losses into ``.grad``.
 
@@ -67,6 +68,10 @@ def backward(
         split: How a scalar is read: ``"terms"`` of its sum, ``"instances"`` of its batch,
             ``"auto"``, or a dict with ``by`` and ``names``, see
             :class:`lightning_jd.engines.Split`. ``None`` makes a scalar one objective.
+        weights_from: What weights are computed from: the gradients at the ``"parameters"``; those
+            at the ``"features"``, the activations where tasks part; at the last activations of a
+            module, by its name or a pattern of names; or at an activation. See
+            :class:`lightning_jd.aggregators.FromFeatures`.
 
     Returns:
         Gramian, weights, the path that each parameter took, and milliseconds.
@@ -87,7 +92,7 @@ def backward(
     """
     if split is not None and isinstance(losses, Tensor) and losses.ndim == 0:
         losses = split_loss(losses, split)
-    method = method_of_call(aggregator)
+    method = with_cheaper_weights(method_of_call(aggregator), weights_from)
     objectives = in_halves(method, Objectives.of(losses))
     rows = LiveRows(
         named_parameters_of(params),

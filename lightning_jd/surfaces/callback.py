@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from lightning_jd.aggregators import Method, resolve
+from lightning_jd.aggregators import Method, resolve, with_cheaper_weights
 from lightning_jd.core import Report, report_failure
 from lightning_jd.engines import Split
 from lightning_jd.errors import SetupError
@@ -63,6 +63,12 @@ class DescentCallback:
             are several. A dict gives more: ``{"by": "terms", "names": ["reconstruction", "kl"]}``,
             also ``"least"`` and ``"most"``, the number of terms. Terms are called as the module
             logs them, or by their operation.
+        weights_from: What weights are computed from: the gradients at the ``"parameters"``; those
+            at the ``"features"``, the activations where tasks part, which is much cheaper for many
+            tasks; or at the last activations of a module, by its name or a pattern of names. See
+            :class:`~lightning_jd.aggregators.FromFeatures`.
+        weights_every: Compute weights in every so manieth step only; a step between is one ordinary
+            backward pass. See :class:`~lightning_jd.aggregators.WeightsEvery`.
 
     Attributes:
         report: What the last update was made of (Gramian, weights, ...); ``None`` before.
@@ -90,11 +96,13 @@ class DescentCallback:
         log: bool | dict[str, Any] = False,
         check_replicas: int = 100,
         split: str | dict[str, Any] | None = None,
+        weights_from: str = "parameters",
+        weights_every: int = 1,
     ) -> None:
         super().__init__()
         self._monitor = Monitor.of(log)
         self.settings = Settings(
-            aggregator=resolve(aggregator),
+            aggregator=with_cheaper_weights(resolve(aggregator), weights_from, weights_every),
             rows=rows,
             params=params,
             groups=groups,  # type: ignore[arg-type]  # a string here, checked where it is used

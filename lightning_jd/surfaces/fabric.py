@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from lightning_jd.aggregators import AggregatorSpec
+from lightning_jd.aggregators import AggregatorSpec, with_cheaper_weights
 from lightning_jd.core import Groups, Report, method_of_call, show_pieces, warn_slow
 from lightning_jd.engines import (
     Losses,
@@ -45,6 +45,7 @@ def backward(
     nonfinite: Nonfinite = "raise",
     memory: Memory = "fast",
     split: SplitSpec = None,
+    weights_from: str | Tensor = "parameters",
 ) -> Report:
     """Aggregate the gradients of several losses into ``.grad``, under any precision of Fabric.
 
@@ -64,6 +65,7 @@ def backward(
         nonfinite: What to do with losses and gradients that are NaN or infinite.
         memory: What to save, time or memory.
         split: How a scalar is read, see :func:`lightning_jd.backward`.
+        weights_from: What weights are computed from, see :func:`lightning_jd.backward`.
 
     Returns:
         Gramian, weights, the path that each parameter took, and milliseconds.
@@ -73,7 +75,7 @@ def backward(
         NonFiniteError: If a loss or gradient is NaN or infinite, unless that is to be skipped.
     """
     settings = Settings(
-        method_of_call(aggregator),
+        with_cheaper_weights(method_of_call(aggregator), weights_from),
         rows,
         select,
         groups,

@@ -35,6 +35,8 @@ class DescentStrategy(_Strategy):  # type: ignore[misc]  # of either package
         log: See there.
         check_replicas: See there.
         split: See there.
+        weights_from: See there.
+        weights_every: See there.
         **kwargs: The arguments of Lightning's strategy.
     """
 
@@ -53,6 +55,8 @@ class DescentStrategy(_Strategy):  # type: ignore[misc]  # of either package
         log: bool | dict[str, Any] = False,
         check_replicas: int = 100,
         split: str | dict[str, Any] | None = None,
+        weights_from: str = "parameters",
+        weights_every: int = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -68,6 +72,8 @@ class DescentStrategy(_Strategy):  # type: ignore[misc]  # of either package
             log,
             check_replicas,
             split,
+            weights_from,
+            weights_every,
         )
 
     @override

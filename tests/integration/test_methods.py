@@ -6,7 +6,7 @@ import random
 import signal
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as L
 import pytest
@@ -14,6 +14,7 @@ import torch
 
 from lightning_jd.aggregators import Method, available, balancers, resolve
 from lightning_jd.aggregators._memory import Stateful
+from lightning_jd.errors import ArgumentError
 from lightning_jd.surfaces import JacobianDescent, JDReport
 from tests.helpers.lightning import (
     Regression,
@@ -430,3 +431,60 @@ def _loaded(state: dict[str, torch.Tensor]) -> torch.nn.Module:
 def test_replicas_stay_equal_on_two_processes(name: str, tmp_path: Path) -> None:
     run_in_two_processes(partial(_two_processes, name=name), tmp_path)  # replicas are compared
     assert (tmp_path / "net.pt").is_file()
+
+
+def test_cheaper_weights_are_arguments_of_every_surface() -> None:
+    from lightning_jd.aggregators import FromFeatures, WeightsEvery
+    from lightning_jd.surfaces import JDModuleMixin, JDStrategy
+
+    arguments: dict[str, Any] = {"weights_from": "features", "weights_every": 3}
+
+    class Flagged(JDModuleMixin, _Heads):
+        jacobian_descent: ClassVar[Any] = {"aggregator": "upgrad", **arguments}
+
+    runs = [_Heads(), _Heads(), _Heads(), Flagged()]
+    fit(runs[0], callbacks=[JacobianDescent(WeightsEvery(FromFeatures("upgrad"), n=3))])
+    fit(runs[1], callbacks=[JacobianDescent("upgrad", **arguments)])
+    fit(runs[2], strategy=JDStrategy("upgrad", **arguments))
+    fit(runs[3])
+    for run in runs[1:]:
+        assert_same_weights(run, runs[0], rtol=0, atol=0)
+    assert moved(runs[0].net, network())
+
+
+@pytest.mark.parametrize("where", ["features", "0", "activation"])
+def test_fabric_and_backward_take_weights_from_features(where: str) -> None:
+    from lightning.fabric import Fabric
+
+    import lightning_jd
+    from lightning_jd.surfaces.fabric import backward
+
+    found = []
+    for with_fabric in (False, True):
+        net = network()
+        fabric = Fabric(accelerator="cpu", devices=1)
+        model = fabric.setup(net) if with_fabric else net
+        x, y = next(iter(batches()))
+        z, last = net[:-1](x), net[-1]
+        outs = [z @ last.weight[k] + last.bias[k] for k in range(3)]
+        losses = [(out - y[:, k]).square().mean() for k, out in enumerate(outs)]
+        weights_from = z if where == "activation" else where
+        if with_fabric:
+            backward(fabric, losses, model, "upgrad", weights_from=weights_from)
+        else:
+            report = lightning_jd.backward(losses, net, "upgrad", weights_from=weights_from)
+            assert set(report.paths.values()) == {"features"}
+        found.append([p.grad for p in net.parameters()])
+    for a, b in zip(*found, strict=True):
+        assert a is not None
+        assert torch.equal(a, b)
+
+
+def test_weights_that_cannot_be_cheaper_are_refused() -> None:
+    for spec in ("graddrop", "modo", "uw"):
+        with pytest.raises(ArgumentError, match=f"`weights_from` must come with .* got {spec}"):
+            JacobianDescent(spec, weights_from="features")
+        with pytest.raises(ArgumentError, match=f"`weights_every` must come with .* got {spec}"):
+            JacobianDescent(spec, weights_every=2)
+    with pytest.raises(ArgumentError, match="`n` must be"):
+        JacobianDescent("upgrad", weights_every=0)
