@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -171,13 +172,18 @@ class Objectives:
 
         If a scalar was split, and its parts are not known, each of them stands for the whole.
         """
+        return self._values
+
+    @cached_property
+    def _values(self) -> Tensor:
         if self.known is not None:
             return self.known
         if self.total is not None:
             return self.total.detach().expand(self.m)
         if isinstance(self.losses, Tensor):
             return self.losses.detach().reshape(-1)
-        return torch.stack([loss.detach() for loss in self.losses if isinstance(loss, Tensor)])
+        with torch.no_grad():
+            return torch.stack([loss for loss in self.losses if isinstance(loss, Tensor)])
 
     def shown(self) -> Tensor:
         """What stands for all of them: the scalar that was split, or else their mean."""
@@ -242,9 +248,10 @@ def _read_scalars(losses: object) -> tuple[tuple[str, ...], tuple[Tensor, ...], 
     if not present:
         raise ShapeError("`losses` must hold at least one loss, got none. Skip such a step.")
     for aspect in ("device", "dtype"):
-        if len(found := {str(getattr(loss, aspect)) for loss in present.values()}) > 1:
+        if len(found := {getattr(loss, aspect) for loss in present.values()}) > 1:
+            listed = ", ".join(sorted(map(str, found)))
             raise ArgumentError(
-                f"`losses` must all have the same {aspect}, got {', '.join(sorted(found))}. "
+                f"`losses` must all have the same {aspect}, got {listed}. "
                 "Convert them with `.to(...)`."
             )
     return tuple(present), tuple(present.values()), "tasks"
