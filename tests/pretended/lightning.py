@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from typing_extensions import override
 
 from tests.pretended._device import DEVICE
@@ -48,3 +50,26 @@ class PretendedAccelerator(Accelerator):
     @override
     def name() -> str:
         return DEVICE.type
+
+
+def on_device(**arguments: Any) -> dict[str, Any]:
+    """The arguments of a Trainer, moved to the device."""
+    moved = {"devices": 1, **arguments, "accelerator": PretendedAccelerator()}
+    if moved["devices"] == 1:
+        moved.setdefault("strategy", SingleDeviceStrategy(DEVICE))
+    precision = str(moved.get("precision", ""))
+    plugins = [_placed(plugin) for plugin in moved.pop("plugins", [])]
+    if precision.endswith("-mixed"):  # Lightning would take the autocast of CUDA
+        plugins = [MixedPrecision(moved.pop("precision"), DEVICE.type)]
+    return {**moved, "plugins": plugins} if plugins else moved
+
+
+def _placed(plugin: MixedPrecision) -> MixedPrecision:
+    """The same on the device, with a scaler that starts from the same scale."""
+    assert plugin.scaler is not None
+    scaler = torch.amp.GradScaler(
+        DEVICE.type,
+        init_scale=plugin.scaler.get_scale(),
+        backoff_factor=plugin.scaler.get_backoff_factor(),
+    )
+    return MixedPrecision(plugin.precision, DEVICE.type, scaler)

@@ -6,8 +6,6 @@ import lightning.pytorch as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 from torch.testing import assert_close
 
@@ -18,32 +16,10 @@ from tests.integration.features import FEATURES, FP16
 from tests.integration.test_nonfinite import Exploding
 from tests.pretended import DEVICE, host
 from tests.pretended._tensor import _restored
-from tests.pretended.lightning import PretendedAccelerator
+from tests.pretended.lightning import on_device
 
 #: Dynamo does not trace a backend that lives in Python.
 SUPPORTED = [name for name in FEATURES if "compiled" not in name]
-
-
-def on_device(**arguments: Any) -> dict[str, Any]:
-    """The arguments of a Trainer, moved to the device."""
-    moved = {**arguments, "accelerator": PretendedAccelerator(), "devices": 1}
-    moved.setdefault("strategy", SingleDeviceStrategy(DEVICE))
-    precision = str(moved.get("precision", ""))
-    plugins = [_placed(plugin) for plugin in moved.pop("plugins", [])]
-    if precision.endswith("-mixed"):  # Lightning would take the autocast of CUDA
-        plugins = [MixedPrecision(moved.pop("precision"), DEVICE.type)]
-    return {**moved, "plugins": plugins} if plugins else moved
-
-
-def _placed(plugin: MixedPrecision) -> MixedPrecision:
-    """The same on the device, with a scaler that starts from the same scale."""
-    assert plugin.scaler is not None
-    scaler = torch.amp.GradScaler(
-        DEVICE.type,
-        init_scale=plugin.scaler.get_scale(),
-        backoff_factor=plugin.scaler.get_backoff_factor(),
-    )
-    return MixedPrecision(plugin.precision, DEVICE.type, scaler)
 
 
 def fitted(module: Regression, callback: Any, **arguments: Any) -> Regression:
