@@ -11,7 +11,10 @@ NAME = "pretended"
 
 
 class _Stream:
-    """The only stream there is."""
+    """In a device that works at once, all streams are one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
 
     def synchronize(self) -> None:
         _synchronisations.record("synchronize")

@@ -58,6 +58,14 @@ class StrictGroup(dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device(NAME)]
 
+    # Torch keeps the name with the backends, of which this group has none.
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
     def getBackendName(self) -> str:  # noqa: N802  # torch calls it so
         return STRICT
 

@@ -13,6 +13,7 @@ from tests.pretended._synchronisations import record
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
+_PYTHON = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
 
 #: Operations whose result has a size that only the device knows, or that look at numbers. (And all
 #: that return no tensor, such as ``torch.equal``.)
@@ -82,6 +83,10 @@ class DeviceTensor(Tensor):
         record("tolist")
         return self.held.tolist()
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Where the numbers are; FSDP frees and fills it."""
+        return self.held.untyped_storage()
+
     def __repr__(self, **_: Any) -> str:
         record("repr")
         return f"{self.held!r} on {NAME}"
@@ -132,6 +137,9 @@ def _outer(value: Any) -> Any:
 
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one operation on the numbers, with the manners of a device."""
+    if func.namespace == "_c10d_functional":  # torch hands these on to the process group
+        with torch._C._ExcludeDispatchKeyGuard(_PYTHON):
+            return func(*args, **kwargs)
     name = func.overloadpacket.__name__
     if name == "_local_scalar_dense":
         record("item")

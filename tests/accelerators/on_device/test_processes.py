@@ -13,12 +13,14 @@ from typing import Any
 import lightning.pytorch as L
 import pytest
 from lightning.pytorch.strategies import DDPStrategy
+from torch.testing import assert_close
 
 from lightning_jd import JacobianDescent
 from lightning_jd.errors import ReplicaError
 from tests.helpers import lightning
 from tests.helpers.halves import Runs, check, expect
-from tests.integration import test_ddp, test_failing_process, test_ranks
+from tests.integration import test_ddp, test_failing_process, test_fsdp, test_ranks
+from tests.pretended import DEVICE, host
 from tests.pretended.lightning import on_device
 from tests.pretended.processes import run_on_two_devices
 
@@ -72,6 +74,25 @@ def test_two_processes_equal_one(runs: Any, work: Any, tmp_path: Path) -> None:
     warnings.simplefilter("ignore")
     expect(runs(), tmp_path)
     run_on_two_devices(partial(on_the_device, work), tmp_path)
+
+
+def in_pieces(rank: int, folder: Path) -> None:
+    """FSDP2 on the device gives the weights of DDP on the device."""
+    cut = test_fsdp.shard
+    # It would move the parameters itself, in a way that only tensors of one class can.
+    test_fsdp.shard = lambda module, mesh: cut(module.to(DEVICE), mesh)
+    for name, (arguments, tolerance) in test_fsdp.RUNS.items():
+        if is_possible(name):
+            pieces = test_fsdp.train(test_fsdp.in_pieces(), **arguments)
+            assert all(tensor.device == DEVICE for tensor in pieces.parameters())
+            found = {name: host(tensor) for name, tensor in test_fsdp.whole(pieces).items()}
+            entire = test_fsdp.train({"strategy": "ddp"}, **arguments)
+            expected = test_fsdp.whole(entire)
+            assert_close(found, expected, **tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_parameters_in_pieces_give_the_weights_of_whole_ones(tmp_path: Path) -> None:
+    run_on_two_devices(partial(on_the_device, in_pieces), tmp_path)
 
 
 def differ(rank: int, folder: Path) -> None:
