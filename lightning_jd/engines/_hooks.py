@@ -24,6 +24,9 @@ def hooks_silenced(tensors: Iterable[Tensor]) -> Iterator[None]:
         tensors: The leaf tensors that are differentiated with respect to.
     """
     hooked = [(tensor, tensor._backward_hooks) for tensor in tensors if tensor._backward_hooks]
+    if not hooked:
+        yield
+        return
     for tensor, _ in hooked:
         tensor._backward_hooks = None
     try:

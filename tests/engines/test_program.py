@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -243,3 +244,10 @@ def test_a_program_that_differs_from_its_rules_is_dropped_with_a_warning(
         tape = tape_of(losses, model)
         assert not is_replayed(tape)
         assert_exact(tape, losses)
+
+
+def test_what_a_recorded_step_returns_can_be_saved(tmp_path: Path) -> None:
+    model, x = Block(), inputs(4, 5, 6)
+    for step in range(STEPS):
+        tape = tape_of(model(x), model)
+        torch.save([tape.gramian(), *tape.gradients(torch.ones(4))], tmp_path / f"{step}.pt")

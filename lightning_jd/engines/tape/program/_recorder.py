@@ -6,6 +6,7 @@ it would decide by the *values* of tensors cannot be replayed, so nothing is rec
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -55,6 +56,7 @@ class Recorder:
         self.is_late = False
         self._is_paused = False
         self._count = 0
+        self._marked: list[weakref.ref[Tensor]] = []
 
     def input(self, tensor: Tensor) -> Tensor:
         """Announce a tensor that is handed over in every step.
@@ -81,6 +83,12 @@ class Recorder:
         slot = self._new(tensor, self._memory(), is_input=True)
         self.constants[slot] = tensor
         return slot
+
+    def close(self) -> None:
+        """Leave no trace on the tensors that were seen."""
+        for mark in self._marked:
+            if (tensor := mark()) is not None and hasattr(tensor, _SLOT):
+                delattr(tensor, _SLOT)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -182,6 +190,7 @@ class Recorder:
         slot = Slot(len(self.values))
         self.values.append(Value(memory, geometry_of(tensor), tensor.dtype, is_input))
         setattr(tensor, _SLOT, (self, slot))  # not by address, which another tensor may get
+        self._marked.append(weakref.ref(tensor))
         return slot
 
     def _known(self, tensor: Tensor) -> Slot | None:

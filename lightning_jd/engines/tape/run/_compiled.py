@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from lightning_jd.engines._columns import from_columns
-from lightning_jd.engines.tape.graph import Edge, Graph, is_hooked
+from lightning_jd.engines.tape.graph import Edge, Graph, gradients_of, is_hooked
 from lightning_jd.engines.tape.plan import Plan
 from lightning_jd.engines.tape.program import Program, Recorder, UnrecordableError
 from lightning_jd.engines.tape.run._assembly import Assembly
@@ -158,17 +159,20 @@ class Compiled:
         """
         weights = None if _is_one(scale) else torch.ones_like(losses) * scale
         keep = retain_graph or None in self.cotangents
-        found = captured(graph, losses, weights, self.edges, retain_graph=keep)
-        cotangents = [D for several in found.values() for D in several]
+        nodes = graph.nodes
+        places = [GradientEdge(nodes[node], output) for node, output in self.edges]
+        cotangents = gradients_of([losses], [weights], places, retain_graph=keep)
         for D, look in zip(cotangents, self.cotangents, strict=True):
-            if look is not None:
-                is_alike = D is not None and D.stride() == look[1] and D.dtype == look[2]
-                inputs.append(D if D is not None and is_alike else _like(D, look))
-            elif D is not None:
-                return None
+            if look is None:
+                if D is not None:
+                    return None
+            elif D is not None and D.stride() == look[1] and D.dtype == look[2]:
+                inputs.append(D)
+            else:
+                inputs.append(_like(D, look))
         if isinstance(scale, Tensor):
             inputs.append(scale)
-        del cotangents, found
+        del cotangents
         G, *kept = self.program.assemble(inputs)
         return Replay(G, kept, self)
 
@@ -234,6 +238,8 @@ def record(
         assembly.close()
         again.close()
         return again, None
+    finally:
+        recorder.close()
     found = reads.found.items()
     return recorded, Compiled(
         program,
