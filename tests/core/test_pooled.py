@@ -500,7 +500,7 @@ def test_a_bucket_has_equal_columns() -> None:
 
 
 def test_factors_are_rows_in_disguise() -> None:
-    from lightning_jd.engines.tape import cross_gramian
+    from lightning_jd.engines.tape.contributions import cross_gramian
 
     for T, S, i, o in ((1, 1, 3, 4), (2, 3, 5, 4), (9, 8, 2, 3)):  # by kernels and by rows
         torch.manual_seed(0)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -13,80 +12,16 @@ from torch import Tensor
 from lightning_jd.core.processes._layout import Layout
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.processes._volume import factors_send_less
-from lightning_jd.engines.tape import (
-    Contribution,
-    OuterProduct,
-    SharedActivations,
-    cross_gramian,
-    shared_cross_gramian,
-)
-from lightning_jd.engines.tape.contributions.convolution import (
-    ConvolutionWeight,
-    patch_sizes,
-    unfolded,
-)
-
-
-@dataclass(frozen=True)
-class Factors:
-    """Small tensors that rows are made of, and that other processes can multiply their rows with.
-
-    Attributes:
-        key: Rows on two processes can be multiplied by their factors if their keys are equal.
-        shapes: The shapes of the tensors of this process.
-        tensors: Makes the tensors, which is work only where they travel.
-        cross: The inner products of rows, shape (rows here, rows there), from the tensors here and
-            those of another process.
-    """
-
-    key: Hashable
-    shapes: tuple[tuple[int, ...], ...]
-    tensors: Callable[[], tuple[Tensor, ...]]
-    cross: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
-
-
-def factors_of(part: Contribution) -> Factors | None:
-    """The factors of a contribution; ``None`` if it has none."""
-    if isinstance(part, ConvolutionWeight):
-        if (sizes := patch_sizes(part)) is None:
-            return None
-        m, (T, i, o) = len(part.D), sizes
-
-        def patches() -> tuple[Tensor, Tensor]:
-            matrix = unfolded(part)
-            return matrix.A, matrix.D
-
-        return Factors(("outer", i, o, True, False), ((m, T, i), (m, T, o)), patches, _outer(False))
-    if not isinstance(part, OuterProduct | SharedActivations):
-        return None
-    if part.placements[0].where is not None:
-        return None
-    A, D, has_bias = part.A, part.D, len(part.placements) > 1
-    shared = isinstance(part, SharedActivations)
-    outputs_first = isinstance(part, OuterProduct) and part.cotangents_first
-    outputs_first = outputs_first != part.placements[0].transposed
-    key = ("shared" if shared else "outer", A.shape[-1], D.shape[-1], outputs_first, has_bias)
-    cross = _shared(has_bias) if shared else _outer(has_bias)
-    return Factors(key, (tuple(A.shape), tuple(D.shape)), lambda: (A, D), cross)
-
-
-def _outer(bias: bool) -> Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]:
-    return lambda own, other: cross_gramian((own[0], own[1]), (other[0], other[1]), bias=bias)
-
-
-def _shared(bias: bool) -> Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]:
-    return lambda own, other: shared_cross_gramian(
-        (own[0], own[1]), (other[0], other[1]), bias=bias
-    )
+from lightning_jd.engines.tape import Contribution, Factors
 
 
 class Factored(NamedTuple):
     """What one process tells the others about the factors of a weight.
 
     Attributes:
-        key: See :class:`Factors`.
+        key: See :class:`lightning_jd.engines.tape.Factors`.
         places: The position of the weight, and of its bias where the factors include it.
-        shapes: See :class:`Factors`; none if it has no row that reaches the weight.
+        shapes: Those of the factors; none if the process has no row that reaches the weight.
     """
 
     key: Hashable
@@ -107,7 +42,7 @@ def form_of(parts: Sequence[Contribution]) -> Form:
     """How a process holds the rows of a parameter."""
     if not parts:
         return None
-    if len(parts) > 1 or (factors := factors_of(parts[0])) is None:
+    if len(parts) > 1 or (factors := parts[0].factors()) is None:
         return "rows"
     places = tuple(placement.parameter for placement in parts[0].placements)
     return Factored(factors.key, places, factors.shapes)
@@ -174,7 +109,7 @@ def add_by_factors(
         own: list[tuple[Factors, list[Tensor]] | None] = []
         for weight in bucket:
             part = next(iter(parts[weight[pool.rank].places[0]]), None)
-            factors = None if part is None else factors_of(part)
+            factors = None if part is None else part.factors()
             if part is None or factors is None:
                 own.append(None)
                 continue

@@ -3,29 +3,29 @@
 from lightning_jd.engines.tape._explain import Explanation, Slow, explain, slow_parameters
 from lightning_jd.engines.tape._tape import Tape
 from lightning_jd.engines.tape.contributions import (
+    Budget,
     Contribution,
+    Factors,
     OuterProduct,
     Rows,
-    SharedActivations,
-    cross_gramian,
-    shared_cross_gramian,
+    Settled,
 )
 from lightning_jd.engines.tape.rules import NotApplicableError, Site, register_rule, unregister_rule
 
 __all__ = [
+    "Budget",
     "Contribution",
     "Explanation",
+    "Factors",
     "NotApplicableError",
     "OuterProduct",
     "Rows",
-    "SharedActivations",
+    "Settled",
     "Site",
     "Slow",
     "Tape",
-    "cross_gramian",
     "explain",
     "register_rule",
-    "shared_cross_gramian",
     "slow_parameters",
     "unregister_rule",
 ]

@@ -1,6 +1,12 @@
 """What each use of a parameter adds to the Gramian and to the gradients."""
 
-from lightning_jd.engines.tape.contributions._base import Contribution, Rows, merge, products
+from lightning_jd.engines.tape.contributions._base import (
+    Budget,
+    Contribution,
+    Factors,
+    Settled,
+    products,
+)
 from lightning_jd.engines.tape.contributions._cross import cross_gramian, shared_cross_gramian
 from lightning_jd.engines.tape.contributions._fastest import fastest, rounded
 from lightning_jd.engines.tape.contributions._lookup import Lookup
@@ -8,16 +14,21 @@ from lightning_jd.engines.tape.contributions._matrices import Matrices
 from lightning_jd.engines.tape.contributions._one_row import OneRow
 from lightning_jd.engines.tape.contributions._outer_product import OuterProduct
 from lightning_jd.engines.tape.contributions._ragged_product import RaggedProduct
+from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.contributions._shared_activations import SharedActivations
+from lightning_jd.engines.tape.contributions._sum_of_uses import merge
 
 __all__ = [
+    "Budget",
     "Contribution",
+    "Factors",
     "Lookup",
     "Matrices",
     "OneRow",
     "OuterProduct",
     "RaggedProduct",
     "Rows",
+    "Settled",
     "SharedActivations",
     "cross_gramian",
     "fastest",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_jd.engines.tape.contributions._outer_product import CHUNK_BYTES
+from lightning_jd.engines.tape.contributions._base import CHUNK_BYTES
 
 #: Activations A, and cotangents D, of a matrix weight.
 Factors = tuple[Tensor, Tensor]

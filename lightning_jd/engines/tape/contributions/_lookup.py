@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -43,6 +45,30 @@ class Lookup(Contribution):
         entries = placement.shape[0]
         rows = _added_up(self.index, self.D, entries).view(len(self.D), *placement.shape)
         return placement.placed(rows)
+
+    @property
+    @override
+    def m(self) -> int:
+        return len(self.D)
+
+    @property
+    @override
+    def inner(self) -> int | None:
+        placement = self.placements[0]
+        return None if placement.where is not None or placement.transposed else self.D.shape[2]
+
+    @override
+    def blocks(self, width: int) -> Iterator[Tensor]:
+        if self.inner is None:
+            yield self.rows()
+            return
+        entries, step = self.placements[0].shape[0], max(1, width // self.inner)
+        for begin in range(0, entries, step):
+            size = min(step, entries - begin)
+            # those of other blocks go to one more entry, which is dropped
+            place = (self.index - begin).clamp(-1, size) % (size + 1)
+            block = _added_up(place, self.D, size + 1).view(self.m, size + 1, -1)
+            yield block[:, :size].flatten(1)
 
     @override
     def gradients(self, weights: Tensor) -> list[Tensor]:

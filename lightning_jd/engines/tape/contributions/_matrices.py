@@ -24,6 +24,11 @@ class Matrices(Contribution):
         self.placements = (placement,)
         self._parts = parts
 
+    @property
+    @override
+    def m(self) -> int:
+        return self._parts[0].m
+
     @override
     def gramian(self) -> Tensor:
         first, *others = self._parts

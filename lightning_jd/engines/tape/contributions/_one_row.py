@@ -23,6 +23,11 @@ class OneRow(Contribution):
         self.placements = row.placements
         self._row, self._k, self._m = row, k, m
 
+    @property
+    @override
+    def m(self) -> int:
+        return self._m
+
     @override
     def gramian(self) -> Tensor:
         square = self._row.gramian()
@@ -33,6 +38,11 @@ class OneRow(Contribution):
     @override
     def rows(self) -> Tensor:
         return self._among_others(self._row.rows())
+
+    @property
+    @override
+    def inner(self) -> int | None:
+        return self._row.inner
 
     @override
     def blocks(self, width: int) -> Iterator[Tensor]:

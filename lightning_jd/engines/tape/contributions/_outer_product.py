@@ -8,11 +8,18 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.engines.tape.contributions._base import Contribution, Rows, products
+from lightning_jd.engines.tape.contributions._base import (
+    CHUNK_BYTES,
+    Budget,
+    Contribution,
+    Factors,
+    Settled,
+    products,
+    together,
+)
+from lightning_jd.engines.tape.contributions._cross import cross_gramian
+from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.graph import Placement
-
-#: Bytes that a temporary matrix may take; above, work is cut into pieces.
-CHUNK_BYTES = 16 << 20
 
 
 class OuterProduct(Contribution):
@@ -50,40 +57,28 @@ class OuterProduct(Contribution):
     def _has_bias(self) -> bool:
         return len(self.placements) > 1
 
+    @property
+    @override
+    def m(self) -> int:
+        return len(self.A)
+
     @override
     def gramian(self) -> Tensor:
-        return self.settled(room=0)[0]
-
-    @override
-    def settled(self, room: int) -> tuple[Tensor, list[Contribution]]:
         if self._kernels_are_cheaper():
-            return kernel_gramian(self.A, self.D, self._has_bias), [self]
+            return kernel_gramian(self.A, self.D, self._has_bias)
+        G = rows_gramian(self.A, self.D)
+        return G + products(self.D.sum(dim=1)) if self._has_bias else G
+
+    @override
+    def settle(self, budget: Budget) -> Settled:
+        if self._kernels_are_cheaper():
+            return Settled(self.gramian(), [self])
         if self._has_bias:
-            weight, bias = self.split()
-            G, kept = weight.settled(room)
-            return G + bias.gramian(), [*kept, bias]
-        if self._rows_are_worth_keeping(room):
+            return together(part.settle(budget) for part in self.split())
+        if budget.keeps and self._rows_are_worth_keeping(budget):
             rows = Rows(self.rows(), self.placements[0], is_placed=True)
-            return rows.gramian(), [rows]
-        return rows_gramian(self.A, self.D), [self]
-
-    @override
-    def short(self) -> Rows | None:
-        width = self.A.shape[2] * self.D.shape[2]
-        if self._has_bias or width > Rows.SHORT or self._kernels_are_cheaper():
-            return None
-        return Rows(self.rows(), self.placements[0], is_placed=True)
-
-    @override
-    def lean_settled(self) -> tuple[Tensor, Contribution]:
-        if self._has_bias or self.A.shape[2] >= self.A.shape[1]:
-            return self.lean_gramian(), self
-        rows = Rows(self.rows(), self.placements[0], is_placed=True)
-        return rows.gramian(), rows
-
-    @override
-    def apart(self) -> list[Contribution]:
-        return [self] if self._kernels_are_cheaper() else self.split()
+            return rows.settle(budget)
+        return Settled(rows_gramian(self.A, self.D), [self])
 
     def _kernels_are_cheaper(self) -> bool:
         m, T, i = self.A.shape
@@ -91,10 +86,13 @@ class OuterProduct(Contribution):
         by_kernels = (m * T) ** 2 * (i + o) * (1 if m * T < 512 else 0.65)
         return by_kernels <= m * T * i * o + m * m * i * o
 
-    def _rows_are_worth_keeping(self, room: int) -> bool:
-        width = self.A.shape[2] * self.D.shape[2]
-        size = len(self.A) * width
-        return width <= room and size <= 2 * (self.A.numel() + self.D.numel())
+    def _rows_are_worth_keeping(self, budget: Budget) -> bool:
+        _, T, i = self.A.shape
+        width = i * self.D.shape[2]
+        if budget.is_lean:
+            return i < T
+        is_small = len(self.A) * width <= 2 * (self.A.numel() + self.D.numel())
+        return width <= Rows.SHORT or (width <= budget.room and is_small)
 
     @override
     def rows(self) -> Tensor:
@@ -102,10 +100,17 @@ class OuterProduct(Contribution):
         rows = torch.bmm(left.transpose(1, 2), right).flatten(1)
         return rows if self.placements[0].where is None else self.placements[0].placed(rows)
 
+    @property
+    @override
+    def inner(self) -> int | None:
+        if self.placements[0].where is not None:
+            return None
+        return (self.A if self._parameter_is_oi else self.D).shape[2]
+
     @override
     def blocks(self, width: int) -> Iterator[Tensor]:
         if self.placements[0].where is not None:
-            yield from super().blocks(width)
+            yield self.rows()
             return
         left, right = (self.D, self.A) if self._parameter_is_oi else (self.A, self.D)
         for part in left.split(max(1, width // right.shape[2]), dim=2):
@@ -154,12 +159,24 @@ class OuterProduct(Contribution):
         )
 
     @override
-    def stacked(self, others: Sequence[Contribution]) -> Contribution:
+    def stacked(self, others: Sequence[Contribution]) -> Contribution | None:
         if not all(self._is_like(part) and part.A.shape == self.A.shape for part in others):  # type: ignore[attr-defined]
-            return super().stacked(others)
+            return None
         passes = 1 + len(others)
         D = torch.stack([self.D, *[part.D for part in others]], dim=1)  # type: ignore[attr-defined]
         return self._with(self.A.repeat_interleave(passes, dim=0), D.flatten(0, 1))
+
+    @override
+    def factors(self) -> Factors | None:
+        if self.placements[0].where is not None:
+            return None
+        A, D, bias = self.A, self.D, self._has_bias
+        return Factors(
+            ("outer product", A.shape[2], D.shape[2], self._parameter_is_oi, bias),
+            (tuple(A.shape), tuple(D.shape)),
+            lambda: (A, D),
+            lambda own, other: cross_gramian((own[0], own[1]), (other[0], other[1]), bias=bias),
+        )
 
     def _is_like(self, other: Contribution) -> bool:
         return (

@@ -10,8 +10,16 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.engines.tape.contributions._base import Contribution, Rows, products
-from lightning_jd.engines.tape.contributions._outer_product import CHUNK_BYTES, OuterProduct
+from lightning_jd.engines.tape.contributions._base import (
+    CHUNK_BYTES,
+    Budget,
+    Contribution,
+    Settled,
+    products,
+    together,
+)
+from lightning_jd.engines.tape.contributions._outer_product import OuterProduct
+from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.graph import Placement
 from lightning_jd.engines.tape.owners import Arrangement, Owners
 
@@ -41,29 +49,34 @@ class RaggedProduct(Contribution):
         self.placements = (placement,) if bias is None else (placement, bias)
         self.A, self.D, self.owners = activations, cotangents, owners
 
+    @property
+    @override
+    def m(self) -> int:
+        return self.owners.m
+
     @override
     def gramian(self) -> Tensor:
-        return self.settled(room=0)[0]
+        gramian = self.settle(Budget(keeps=False)).gramian
+        assert gramian is not None
+        return gramian
 
     @override
-    def settled(self, room: int) -> tuple[Tensor, list[Contribution]]:
+    def settle(self, budget: Budget) -> Settled:
         weight, *bias = self.split()
-        G, kept = self._settled_weight(weight, room)
-        for part in bias:
-            G = G + part.gramian()
-        return G, [*kept, *bias]
+        return together([self._settled(weight, budget), *[part.settle(budget) for part in bias]])
 
-    def _settled_weight(self, weight: Contribution, room: int) -> tuple[Tensor, list[Contribution]]:
+    def _settled(self, weight: Contribution, budget: Budget) -> Settled:
         m, n, width = self.owners.m, len(self.A), self.A.shape[1] * self.D.shape[1]
         if n * n * sum(self._widths) <= (n + m * m) * width:
-            return self._kernel_gramian(), [weight]
+            return Settled(self._kernel_gramian(), [weight])
         if m * width * self.A.element_size() > CHUNK_BYTES:
             alone = RaggedProduct(self.A, self.D, self.owners, self.placements[0])
-            return alone.padded().gramian(), [weight]  # in pieces
+            return Settled(alone.padded().gramian(), [weight])  # in pieces
         rows = self._rows()
-        G = products(rows.flatten(1))
-        keeps = width <= room and rows.numel() <= 3 * (self.A.numel() + self.D.numel())
-        return G, [Rows(rows, self.placements[0])] if keeps else [weight]
+        is_small = rows.numel() <= 3 * (self.A.numel() + self.D.numel())
+        if budget.keeps and width <= budget.room and is_small:
+            return Settled(products(rows.flatten(1)), [Rows(rows, self.placements[0])])
+        return Settled(products(rows.flatten(1)), [weight])
 
     @property
     def _widths(self) -> tuple[int, int]:
@@ -77,7 +90,7 @@ class RaggedProduct(Contribution):
     @cached_property
     def _members(self) -> Tensor:
         """Which slice belongs to which objective, shape (m, n)."""
-        ids = torch.as_tensor(self.owners.ids, device=self.A.device)
+        ids = self.owners.ids_on(self.A.device)
         return torch.arange(self.owners.m, device=self.A.device)[:, None] == ids
 
     def _rows(self) -> Tensor:
@@ -107,7 +120,7 @@ class RaggedProduct(Contribution):
         biases: list[Contribution] = []
         if bias:
             summed = self.D.new_zeros(self.owners.m + 1, self.D.shape[1])
-            ids = torch.as_tensor(self.owners.ids, device=self.D.device) % len(summed)
+            ids = self.owners.ids_on(self.D.device) % len(summed)
             biases = [Rows(summed.index_add_(0, ids, self.D)[:-1], bias[0])]
         return [RaggedProduct(self.A, self.D, self.owners, placement), *biases]
 

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.engines.tape.contributions._base import Contribution, Rows
+from lightning_jd.engines.tape.contributions._base import Contribution, Factors
+from lightning_jd.engines.tape.contributions._cross import shared_cross_gramian
+from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.graph import Placement
 
 _BLOCK_NUMBERS = 1 << 20
@@ -34,6 +36,11 @@ class SharedActivations(Contribution):
     ) -> None:
         self.placements = (weight, *bias)
         self.A, self.D = activations, cotangents
+
+    @property
+    @override
+    def m(self) -> int:
+        return len(self.D)
 
     @override
     def gramian(self) -> Tensor:
@@ -61,7 +68,7 @@ class SharedActivations(Contribution):
     def blocks(self, width: int) -> Iterator[Tensor]:
         placement = self.placements[0]
         if placement.where is not None:
-            yield from super().blocks(width)
+            yield self.rows()
         elif placement.transposed:
             for D in self.D.split(max(1, width // self.A.shape[1]), dim=2):
                 yield torch.matmul(D.transpose(1, 2), self.A).flatten(1)
@@ -84,3 +91,18 @@ class SharedActivations(Contribution):
             gradient = placement.placed(gradient.unsqueeze(0))
         flat = gradient.reshape(-1)
         return [flat, D.sum(dim=0)] if bias else [flat]
+
+    @override
+    def factors(self) -> Factors | None:
+        weight, *bias = self.placements
+        if weight.where is not None:
+            return None
+        A, D, has_bias = self.A, self.D, bool(bias)
+        return Factors(
+            ("shared activations", A.shape[1], D.shape[2], weight.transposed, has_bias),
+            (tuple(A.shape), tuple(D.shape)),
+            lambda: (A, D),
+            lambda own, other: shared_cross_gramian(
+                (own[0], own[1]), (other[0], other[1]), bias=has_bias
+            ),
+        )

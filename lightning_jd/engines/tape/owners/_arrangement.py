@@ -82,7 +82,11 @@ class Arrangement:
             outer, inner = self.regular
             return w if outer == inner == 1 else w.repeat_interleave(inner).repeat(outer)
         padded = torch.cat([w, w.new_zeros(1)])
-        return padded[self._ids.on(w.device)]
+        return padded[self.ids_on(w.device)]
+
+    def ids_on(self, device: torch.device) -> Tensor:
+        """The owner of each slice, as a tensor."""
+        return self._ids.on(device)
 
     def present(self) -> list[int]:
         """The owners of at least one slice."""

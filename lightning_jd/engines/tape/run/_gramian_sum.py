@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.engines.tape.contributions import Contribution, Rows, products
+from lightning_jd.engines.tape.contributions import Budget, Contribution, Rows, products
 
 
 class Ledger:
@@ -58,24 +58,16 @@ class Ledger:
             contribution: The contribution.
             keeps: Whether it may be kept.
         """
-        for part in contribution.apart():
-            self._add(part, self.keeps and keeps)
-
-    def _add(self, contribution: Contribution, keeps: bool) -> None:
-        if not keeps:
-            self.unkept.update(placement.parameter for placement in contribution.placements)
-            self._count(contribution, contribution.lean_gramian())
-        elif self._lean:
-            share, small = contribution.lean_settled()
-            self._count(contribution, share)
-            self._kept.append(small)
-        elif (short := contribution.short()) is not None:
-            self._short.append(short)
+        keeps = self.keeps and keeps
+        settled = contribution.settle(Budget(self._room, keeps, self._lean or not keeps))
+        if settled.gramian is not None:
+            self._count(contribution, settled.gramian)
+        self._short += settled.short
+        if keeps:
+            self._kept += settled.kept
+            self._room -= sum(part.width for part in settled.kept if isinstance(part, Rows))
         else:
-            share, kept = contribution.settled(self._room)
-            self._count(contribution, share)
-            self._kept += kept
-            self._room -= sum(part.width for part in kept if isinstance(part, Rows))
+            self.unkept.update(placement.parameter for placement in contribution.placements)
 
     def close(self) -> Tensor:
         """Add the short rows, all in one product, and return the Gramian."""

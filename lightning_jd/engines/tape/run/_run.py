@@ -105,7 +105,9 @@ def _run_per_task(interpreter: Interpreter, losses: Tensor, assembly: Assembly) 
 def _side_by_side(by_task: dict[int, list[Contribution]], tasks: int) -> list[Contribution]:
     if len(by_task) == tasks and len({len(parts) for parts in by_task.values()}) == 1:
         first, *others = by_task.values()
-        return [part.stacked([other[j] for other in others]) for j, part in enumerate(first)]
+        stacked = [part.stacked([other[j] for other in others]) for j, part in enumerate(first)]
+        if all(part is not None for part in stacked):
+            return [part for part in stacked if part is not None]
     # some task does not reach the use, or a rule applied to some passes only
     singles = {
         task: {single.placements[0]: single for part in parts for single in part.split()}

@@ -7,12 +7,20 @@ from functools import cached_property, partial
 from math import prod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.engines.tape.contributions._base import Contribution, Rows
+from lightning_jd.engines.tape.contributions._base import (
+    CHUNK_BYTES,
+    Budget,
+    Contribution,
+    Factors,
+    Settled,
+)
+from lightning_jd.engines.tape.contributions._cross import cross_gramian
 from lightning_jd.engines.tape.contributions._fastest import fastest, rounded
-from lightning_jd.engines.tape.contributions._outer_product import CHUNK_BYTES
+from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.contributions.convolution import _variants
 from lightning_jd.engines.tape.contributions.convolution._geometry import Geometry, weight_gradient
 from lightning_jd.engines.tape.contributions.convolution._pixel_kernel import (
@@ -48,36 +56,35 @@ class ConvolutionWeight(Contribution):
         self.placements = (placement,)
         self.x, self.D, self.geometry = x, D, geometry
 
+    @property
+    @override
+    def m(self) -> int:
+        return len(self.x)
+
     @override
     def gramian(self) -> Tensor:
         return self._gramian_by(self._variant)
 
     @override
-    def lean_gramian(self) -> Tensor:
+    def settle(self, budget: Budget) -> Settled:
+        if budget.is_lean or not budget.keeps:
+            return self._settle_lean(budget)
+        width, m = prod(self.geometry.kernel), len(self.x)
+        is_small = width <= budget.room and m * width <= 3 * (self.x.numel() + self.D.numel())
+        if width <= Rows.SHORT or (is_small and self._variant != "pixel kernel"):
+            return self._as_rows(self._variant).settle(budget)
+        return Settled(self.gramian(), [self])
+
+    def _settle_lean(self, budget: Budget) -> Settled:
+        if budget.keeps and len(self.x) * prod(self.geometry.kernel) <= self.D.numel():
+            rows = self._as_rows(self._lean_variant)
+            return Settled(rows.gramian(), [rows])
         by_pixels = pixel_kernel_pays(self.x, self.D, self.geometry)
-        return self._gramian_by("pixel kernel" if by_pixels else self._lean_variant, LEAN_BYTES)
+        variant = "pixel kernel" if by_pixels else self._lean_variant
+        return Settled(self._gramian_by(variant, LEAN_BYTES), [self])
 
-    @override
-    def lean_settled(self) -> tuple[Tensor, Contribution]:
-        if len(self.x) * prod(self.geometry.kernel) > self.D.numel():
-            return self.lean_gramian(), self
-        rows = Rows(_BY_ROWS[self._lean_variant](self.x, self.D, self.geometry), self.placements[0])
-        return rows.gramian(), rows
-
-    @override
-    def settled(self, room: int) -> tuple[Tensor, list[Contribution]]:
-        width = prod(self.geometry.kernel)
-        is_worth_it = width <= room and len(self.x) * width <= 3 * (self.x.numel() + self.D.numel())
-        if self._variant == "pixel kernel" or not is_worth_it:
-            return self.gramian(), [self]
-        rows = Rows(_BY_ROWS[self._variant](self.x, self.D, self.geometry), self.placements[0])
-        return rows.gramian(), [rows]
-
-    @override
-    def short(self) -> Rows | None:
-        if prod(self.geometry.kernel) > Rows.SHORT:
-            return None
-        return Rows(_BY_ROWS[self._variant](self.x, self.D, self.geometry), self.placements[0])
+    def _as_rows(self, variant: str) -> Rows:
+        return Rows(_BY_ROWS[variant](self.x, self.D, self.geometry), self.placements[0])
 
     @override
     def rows(self) -> Tensor:
@@ -103,6 +110,43 @@ class ConvolutionWeight(Contribution):
             return None
         x, D = torch.cat([p.x for p in parts], dim=1), torch.cat([p.D for p in parts], dim=1)
         return ConvolutionWeight(x, D, self.geometry, self.placements[0])
+
+    @override
+    def factors(self) -> Factors | None:
+        geometry, placement = self.geometry, self.placements[0]
+        if not geometry.is_plain_2d or geometry.groups > 1:
+            return None
+        if placement.where is not None or placement.transposed:
+            return None
+        m, T, i, o = len(self.D), self._patches, prod(geometry.kernel[1:]), geometry.kernel[0]
+        return Factors(
+            ("outer product", i, o, True, False),
+            ((m, T, i), (m, T, o)),
+            self._as_matrix_product,
+            lambda own, other: cross_gramian((own[0], own[1]), (other[0], other[1]), bias=False),
+        )
+
+    @property
+    def _patches(self) -> int:
+        """How many pixels of the output, and so patches of the input, an objective has."""
+        return self.D.shape[1] * prod(self.D.shape[3:])
+
+    def _as_matrix_product(self) -> tuple[Tensor, Tensor]:
+        """Patches of the input, and the cotangents of the pixels that they become.
+
+        Worth its memory where there are few pixels and many channels.
+        """
+        m, T = self.x.shape[:2]
+        geometry = self.geometry
+        patches = F.unfold(
+            self.x.flatten(0, 1),
+            geometry.kernel[2:],
+            dilation=geometry.dilation,
+            padding=geometry.padding,
+            stride=geometry.stride,
+        )
+        A = patches.view(m, T, *patches.shape[1:]).transpose(2, 3).flatten(1, 2)
+        return A, self.D.flatten(3).transpose(2, 3).flatten(1, 2)
 
     @cached_property
     def _variant(self) -> str:
