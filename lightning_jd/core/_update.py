@@ -72,4 +72,5 @@ def _nobody_listens(params: list[Tensor], gradients: list[Tensor]) -> bool:
             return False
         if gradient.stride() != tensor.stride():  # autograd copies it into the other layout
             return False
-    return True
+    # The gradients of both terms of a sum are one tensor, of which autograd makes two.
+    return len({gradient.data_ptr() for gradient in gradients}) == len(gradients)

@@ -248,6 +248,20 @@ def test_gradients_are_set_or_added_whatever_was_there(model: TwoTasks, x: Tenso
         assert parameter.grad is None or not parameter.grad.requires_grad
 
 
+@pytest.mark.parametrize("select", ["all", "c"])
+@pytest.mark.parametrize("aggregator", ["mean", "equal"])
+def test_no_two_parameters_share_a_gradient(aggregator: str, select: str) -> None:
+    named = {name: torch.ones(3, requires_grad=True) for name in "abc"}
+    a, b, c = named.values()
+    both = a + b
+    losses = [(both + c).square().sum(), (both - c).sum()]
+    backward(losses, named, aggregator, select=select)
+    a.grad.mul_(2)  # as clipping does
+    factor = 1.0 if select == "c" else 0.5
+    assert_close(a.grad, torch.full((3,), 14 * factor))
+    assert_close(b.grad, torch.full((3,), 7 * factor))
+
+
 def test_gradients_have_the_type_and_layout_of_their_parameter() -> None:
     layer = nn.Conv2d(3, 4, 3).to(torch.bfloat16).to(memory_format=torch.channels_last)
     losses = layer(torch.randn(2, 3, 5, 5, dtype=torch.bfloat16)).float().square().sum((1, 2, 3))
