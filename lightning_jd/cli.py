@@ -24,6 +24,7 @@ COMMANDS: Commands = {
     "doctor": "lightning_jd.doctor:doctor",
     "report": "lightning_jd.report:report",
     "iwrm": "lightning_jd.lab.studies.iwrm:iwrm",
+    "mtl": "lightning_jd.lab.studies.mtl:mtl",
     "speed": "lightning_jd.lab.studies.speed:speed",
     "trajectories": "lightning_jd.lab.studies.trajectories:trajectories",
     "regularisation": "lightning_jd.lab.studies.regularisation:regularisation",

@@ -20,7 +20,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     assert stopped.value.code == 0
     printed = capsys.readouterr().out
-    for command in ("bench", "doctor", "iwrm", "regularisation", "speed", "trajectories"):
+    for command in ("bench", "doctor", "iwrm", "mtl", "regularisation", "speed", "trajectories"):
         assert command in printed
 
 
@@ -89,6 +89,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 FOLDERS = [
     ["iwrm"],
+    ["mtl"],
     ["trajectories"],
     ["speed"],
     ["bench", "ddp"],
@@ -117,7 +118,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
     )
 
 
-@pytest.mark.parametrize("command", ["iwrm", "regularisation"])
+@pytest.mark.parametrize("command", ["iwrm", "mtl", "regularisation"])
 def test_at_least_one_epoch(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, "--epochs", "0"]) == 1
     assert "`epochs` must be at least 1, got 0" in capsys.readouterr().err

@@ -1,14 +1,18 @@
 """See the conflict: each metric is a function of one step and a torchmetrics ``Metric`` of many.
 
-All of them take the Gramian of the gradients and, where it matters, the weights; methods without
-weights hand in ``jacobian=`` and ``update=`` instead.
+Those of a step take the Gramian of the gradients and, where it matters, the weights; methods
+without weights hand in ``jacobian=`` and ``update=`` instead. Those of a comparison of methods
+(:func:`delta_m`, :func:`mean_rank`, :func:`hypervolume`) take the metrics of the tasks.
 """
 
 from lightning_jd.metrics._alignment import Direction
 from lightning_jd.metrics._conflict import ConflictRate, conflict_rate
 from lightning_jd.metrics._cosines import PairwiseCosine, pairwise_cosines
+from lightning_jd.metrics._delta import DeltaM, delta_m
+from lightning_jd.metrics._hypervolume import Hypervolume, hypervolume
 from lightning_jd.metrics._imbalance import NormImbalance, gradient_norms, norm_imbalance
 from lightning_jd.metrics._prediction import PredictedChange, predicted_change
+from lightning_jd.metrics._rank import MeanRank, mean_rank
 from lightning_jd.metrics._similarity import SimilarityToMean, similarity_to_mean
 from lightning_jd.metrics._stationarity import StationarityDistance, stationarity_distance
 from lightning_jd.metrics._streaming import History, StreamingMetric
@@ -24,9 +28,12 @@ from lightning_jd.metrics._weights import (
 __all__ = [
     "ConflictRate",
     "ConflictSummary",
+    "DeltaM",
     "Direction",
     "DualConeViolation",
     "History",
+    "Hypervolume",
+    "MeanRank",
     "NormImbalance",
     "PairwiseCosine",
     "PredictedChange",
@@ -39,9 +46,12 @@ __all__ = [
     "WeightEntropy",
     "conflict_rate",
     "conflict_summary",
+    "delta_m",
     "dual_cone_violation",
     "gradient_norms",
+    "hypervolume",
     "largest_weight",
+    "mean_rank",
     "norm_imbalance",
     "pairwise_cosines",
     "predicted_change",

@@ -36,20 +36,21 @@ def read_idx(path: Path, dimensions: int, origin: str) -> Tensor:
     return entries.reshape(shape)
 
 
-def load_idx_pair(folder: Path, origin: str, also: str = "") -> Images:
-    """Read the training images and labels of a dataset in MNIST's layout.
+def load_idx_pair(folder: Path, origin: str, also: str = "", part: str = "train") -> Images:
+    """Read the images and labels of a dataset in MNIST's layout.
 
     Args:
         folder: Where the files are.
         origin: What they are part of, for messages.
         also: Which other files would do, for messages.
+        part: ``"train"``, or ``"t10k"`` for the test images.
 
     Raises:
         ArgumentError: If a file is missing or damaged, or the two do not belong together.
     """
     tensors = []
     for kind, dimensions in (("images", 3), ("labels", 1)):
-        stems = (f"train-{kind}-idx{dimensions}-ubyte", f"train-{kind}.idx{dimensions}-ubyte")
+        stems = (f"{part}-{kind}-idx{dimensions}-ubyte", f"{part}-{kind}.idx{dimensions}-ubyte")
         names = tuple(stem + end for stem in stems for end in (".gz", ""))
         path = find(folder, names, origin, also)
         tensors.append(read_idx(path, dimensions, origin))

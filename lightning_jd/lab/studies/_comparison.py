@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lightning_jd.lab.crew import Crew
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.statistics import standard_error
 from lightning_jd.lab.studies._curves import Curve, curves_of, draw_comparison
@@ -12,7 +13,6 @@ from lightning_jd.lab.studies._rates import Budget
 from lightning_jd.lab.studies._run import Outcome, Run
 from lightning_jd.lab.studies._settings import Setting
 from lightning_jd.lab.studies._store import Runs
-from lightning_jd.lab.studies._workers import Crew
 
 #: Setting to the run at the best learning rate of each seed.
 Best = Mapping[Setting, Sequence[tuple[Run, Outcome]]]
@@ -36,7 +36,7 @@ _BUDGETS = {
 }
 
 
-def publish(best: Best, crew: Crew, budget: Budget, folder: Path) -> None:
+def publish(best: Best, crew: Crew[Run, Outcome], budget: Budget, folder: Path) -> None:
     """Print the table, and write it, the curves and the figure.
 
     Args:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
-from lightning_jd.aggregators import Aggregator, available, resolve
+from lightning_jd.aggregators import Aggregator, Method, available, balancers, resolve
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.lab.statistics import power_of_ten
 
@@ -57,12 +57,23 @@ class Setting:
             >>> Setting("rgw").built(seed=3).seed
             3
         """
-        options: dict[str, Any] = {} if self.reg is None else {"reg": self.reg}
-        if "seed" in signature(available()[self.aggregator]).parameters:
-            options["seed"] = seed
-        aggregator = resolve({"name": self.aggregator} | options)
+        options = {} if self.reg is None else {"reg": self.reg}
+        aggregator = seeded(self.aggregator, seed, **options)
         assert isinstance(aggregator, Aggregator)
         return aggregator
+
+
+def seeded(name: str, seed: int, **options: Any) -> Method:
+    """A method by name; one that draws random numbers draws those of the seed.
+
+    Example:
+        >>> seeded("rlw", seed=3).seed
+        3
+    """
+    known = {**available(), **balancers()}
+    if "seed" in signature(known[name]).parameters:
+        options["seed"] = seed
+    return resolve({"name": name} | options)
 
 
 def check_epochs(epochs: int | None) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 from lightning_jd._folders import writable_folder
 from lightning_jd.errors import ArgumentError
 from lightning_jd.lab.console import progress_bar
+from lightning_jd.lab.crew import side_by_side
 from lightning_jd.lab.figure import check_matplotlib
 from lightning_jd.lab.studies._comparison import publish
 from lightning_jd.lab.studies._rates import Budget, best_runs
@@ -16,7 +17,7 @@ from lightning_jd.lab.studies._settings import (
     names_of,
     settings_of,
 )
-from lightning_jd.lab.studies._workers import crew, side_by_side
+from lightning_jd.lab.studies._workers import crew
 from lightning_jd.lab.work.paper import ADAM_EPOCHS, EPOCHS
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from lightning_jd import cli
 from lightning_jd.errors import ArgumentError, UnknownNameError
+from lightning_jd.lab.crew import side_by_side
 from lightning_jd.lab.studies import _workers
 from lightning_jd.lab.studies._comparison import compared
 from lightning_jd.lab.studies._curves import curves_of
@@ -23,7 +24,7 @@ from lightning_jd.lab.studies._run import Outcome, Run
 from lightning_jd.lab.studies._search import learning_rate
 from lightning_jd.lab.studies._settings import PAPER_AGGREGATORS, Setting
 from lightning_jd.lab.studies._store import stored_runs
-from lightning_jd.lab.studies._workers import Crew, side_by_side
+from lightning_jd.lab.studies._workers import crew_of
 from lightning_jd.lab.studies.iwrm import iwrm
 
 FIRST = Run("mnist", "mean", None, 1.0, seed=1, epochs=1)
@@ -194,9 +195,9 @@ def test_runs_are_counted_when_they_are_finished(tmp_path: Path) -> None:
         return outcome(run.lr)
 
     counts: list[int] = []
-    study = Crew(stored_runs(tmp_path / "runs"), trained, announced.append)
+    study = crew_of(stored_runs(tmp_path / "runs"), trained, announced.append)
     for seed in (1, 2, 1):  # the last one is in the store
-        study(replace(FIRST, seed=seed))
+        study(replace(FIRST, seed=seed), None)
     assert counts == [0, 1]
     assert len(announced) == 3
 
@@ -208,7 +209,7 @@ def test_the_best_rival_is_handed_to_the_next_rate(tmp_path: Path) -> None:
         rivals.append(rival)
         return outcome(run.lr)  # the smaller the better: the walk goes on to smaller rates
 
-    best_runs(FIRST, 1, "small", Crew(stored_runs(tmp_path / "runs"), trained, lambda _: None))
+    best_runs(FIRST, 1, "small", crew_of(stored_runs(tmp_path / "runs"), trained, lambda _: None))
     assert rivals[0] is None
     assert rivals[1] == [learning_rate(-8)]
     assert rivals[2] == [learning_rate(-12)]

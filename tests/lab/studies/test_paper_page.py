@@ -9,14 +9,19 @@ import pytest
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-@pytest.fixture
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("paper", DOCS / "paper.py")
+def script_of(page: str) -> ModuleType:
+    """The script that writes a page of the documentation."""
+    spec = importlib.util.spec_from_file_location(page, DOCS / f"{page}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    return script_of("paper")
 
 
 def test_the_page_is_written_by_its_script(script: ModuleType) -> None:

@@ -1,0 +1,1 @@
+"""The pieces of ``lightning-jd mtl``: a trial, its training, the search, and the page."""

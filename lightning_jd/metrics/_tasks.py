@@ -1,0 +1,40 @@
+"""Which way is better, for metrics of several tasks."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_jd.errors import ShapeError
+
+Better = bool | Sequence[bool]
+
+
+def towards_better(higher_is_better: Better, tasks: int) -> Tensor:
+    """+1 for a task whose metric is to be high, -1 for one whose metric is to be low, shape (k,).
+
+    Raises:
+        ShapeError: If there is not one entry per task.
+    """
+    if isinstance(higher_is_better, bool):
+        higher_is_better = [higher_is_better] * tasks
+    if len(higher_is_better) != tasks:
+        raise ShapeError(
+            f"`higher_is_better` must be one bool or one for each of the {tasks} tasks, got "
+            f"{len(higher_is_better)}."
+        )
+    return torch.tensor([1.0 if high else -1.0 for high in higher_is_better], dtype=torch.float64)
+
+
+def check_tasks(name: str, values: Tensor, tasks: int | None = None) -> None:
+    """Make sure that the last dimension of a tensor is that of the tasks.
+
+    Raises:
+        ShapeError: If it is missing, empty, or of another size.
+    """
+    if values.ndim < 1 or values.shape[-1] < 1 or (tasks is not None and values.shape[-1] != tasks):
+        wanted = "the tasks" if tasks is None else f"the {tasks} tasks"
+        raise ShapeError(
+            f"The last dimension of `{name}` must be that of {wanted}, got the shape "
+            f"{tuple(values.shape)}."
+        )

@@ -1,0 +1,148 @@
+"""Metrics that compare methods: against values computed by hand, and inclusion-exclusion."""
+
+import math
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_jd.errors import ArgumentError, ShapeError
+from lightning_jd.metrics import (
+    DeltaM,
+    Hypervolume,
+    MeanRank,
+    delta_m,
+    hypervolume,
+    mean_rank,
+)
+from tests.helpers.two_processes import run_in_two_processes
+
+
+def test_delta_m_by_hand() -> None:
+    values = torch.tensor([[90.0, 2.0], [45.0, 1.0]])
+    # Accuracy 90 of 60: 50 % better; error 2 of 1: 100 % worse. Then 25 % worse, and equal.
+    drops = delta_m(values, [60.0, 1.0], [True, False])
+    assert drops.tolist() == pytest.approx([25.0, 12.5])
+    gains = delta_m(values, [60.0, 1.0], [True, False], "gain")
+    assert gains.tolist() == pytest.approx([-25.0, -12.5])
+
+
+def test_delta_m_of_a_negative_baseline_is_not_turned_around() -> None:
+    # A log-likelihood that rises from -2 to -1 is 50 % better.
+    assert float(delta_m(torch.tensor([-1.0]), [-2.0], True)) == pytest.approx(-50.0)
+
+
+def test_delta_m_is_the_mean_over_updates() -> None:
+    metric = DeltaM([60.0, 1.0], [True, False])
+    metric.update(torch.tensor([90.0, 2.0]))
+    metric.update(torch.tensor([[45.0, 1.0], [60.0, 1.0]]))
+    assert float(metric.compute()) == pytest.approx((25.0 + 12.5 + 0.0) / 3)
+    metric.reset()
+    with pytest.warns(UserWarning, match="called before the ``update``"):
+        assert math.isnan(float(metric.compute()))
+
+
+def test_wrong_arguments_of_delta_m_are_named() -> None:
+    with pytest.raises(ArgumentError, match=r"`baseline` must not be zero.*got \[1.0, 0.0\]"):
+        DeltaM([1.0, 0.0], True)
+    with pytest.raises(ShapeError, match=r"`baseline` must be that of the 3 tasks.*\(2,\)"):
+        delta_m(torch.ones(3), [1.0, 1.0], True)
+    with pytest.raises(ShapeError, match="one for each of the 2 tasks, got 3"):
+        delta_m(torch.ones(2), [1.0, 1.0], [True] * 3)
+    with pytest.raises(ArgumentError, match="`convention` must be 'drop' or 'gain', got 'loss'"):
+        delta_m(torch.ones(2), [1.0, 1.0], True, "loss")
+
+
+def test_ranks_by_hand() -> None:
+    values = torch.tensor([[3.0, 1.0], [3.0, 2.0], [1.0, 3.0], [math.nan, 4.0]])
+    # First task: two share places 1 and 2, then 3, then 4. Second, low is better: 1, 2, 3, 4.
+    expected = [(1.5 + 1) / 2, (1.5 + 2) / 2, 3.0, 4.0]
+    assert mean_rank(values, [True, False]).tolist() == pytest.approx(expected)
+
+
+def test_all_ranks_together_are_as_many_as_there_are_places() -> None:
+    values = torch.randint(0, 4, (7, 5)).float()  # many are equal
+    assert float(mean_rank(values, True).sum()) == pytest.approx(sum(range(1, 8)))
+
+
+def test_the_metric_of_ranks_averages_and_checks() -> None:
+    metric = MeanRank(2, True)
+    metric.update(torch.tensor([[2.0], [1.0]]))
+    metric.update(torch.tensor([[1.0], [1.0]]))
+    assert metric.compute().tolist() == [1.25, 1.75]
+    with pytest.raises(ShapeError, match="for each of the 2 methods, got 3"):
+        metric.update(torch.ones(3, 1))
+    with pytest.raises(ShapeError, match="one row per method"):
+        mean_rank(torch.ones(3), True)
+
+
+def included_and_excluded(points: Tensor, reference: Tensor) -> float:
+    """The volume of a union of boxes: of each, minus of pairs, plus of triples, and so on."""
+    total = 0.0
+    for count in range(1, len(points) + 1):
+        for chosen in combinations(points, count):
+            corner = torch.stack(chosen).amin(dim=0)
+            total -= (-1) ** count * float((corner - reference).clamp(min=0).prod())
+    return total
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3, 4])
+def test_the_hypervolume_is_that_of_inclusion_and_exclusion(tasks: int) -> None:
+    generator = torch.Generator().manual_seed(tasks)
+    for n in range(8):
+        points = torch.rand(n, tasks, generator=generator, dtype=torch.float64)
+        points = (points * 4).round() / 4 if n % 2 else points  # equal coordinates too
+        reference = torch.full((tasks,), 0.2, dtype=torch.float64)
+        expected = included_and_excluded(points, reference)
+        found = float(hypervolume(points, reference, True))
+        assert found == pytest.approx(expected, abs=1e-12)
+        assert float(hypervolume(-points, -reference, False)) == pytest.approx(found)
+
+
+def test_tasks_may_point_in_different_directions() -> None:
+    points = torch.tensor([[0.9, 2.0], [0.7, 1.0]])  # accuracy and error
+    # From (0.5, 3): 0.4 x 1 and 0.2 x 2, which share 0.2 x 1.
+    assert float(hypervolume(points, [0.5, 3.0], [True, False])) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_the_hypervolume_scales(scale: float) -> None:
+    points = torch.rand(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    small = float(hypervolume(points, [0.0] * 3, True))
+    found = float(hypervolume(scale * points, [0.0] * 3, True))
+    assert found == pytest.approx(scale**3 * small, rel=1e-9)
+
+
+def test_the_metric_of_the_hypervolume_collects_points() -> None:
+    metric = Hypervolume([0.0, 0.0], True)
+    with pytest.warns(UserWarning, match="called before the ``update``"):
+        assert float(metric.compute()) == 0.0
+    metric.update(torch.tensor([3.0, 1.0]))
+    metric.update(torch.tensor([[1.0, 2.0], [-1.0, 9.0]]))
+    assert float(metric.compute()) == 4.0
+    with pytest.raises(ShapeError, match="that of the 2 tasks"):
+        metric.update(torch.ones(3))
+    with pytest.raises(ShapeError, match="one row per solution"):
+        hypervolume(torch.ones(2), [0.0, 0.0], True)
+    with pytest.raises(ShapeError, match="one for each of the 2 tasks"):
+        Hypervolume([0.0, 0.0], [True])
+
+
+def _check(rank: int, folder: Path) -> None:
+    volume = Hypervolume([0.0, 0.0], True)
+    volume.update(torch.tensor([[3.0, 1.0], [1.0, 2.0]][rank]))
+    assert float(volume.compute()) == 4.0
+    change = DeltaM([2.0], False)
+    for _ in range(rank + 1):
+        change.update(torch.tensor([[2.0], [3.0]][rank]))
+    assert float(change.compute()) == pytest.approx(100 / 3)
+    ranks = MeanRank(2, True)
+    ranks.update(torch.tensor([[[2.0], [1.0]], [[1.0], [1.0]]][rank]))
+    assert ranks.compute().tolist() == [1.25, 1.75]
+
+
+@pytest.mark.slow
+def test_two_processes_compute_what_one_would(tmp_path: Path) -> None:
+    run_in_two_processes(_check, tmp_path)
