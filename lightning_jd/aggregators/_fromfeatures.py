@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.aggregators._base import GramianAggregator, Property
 from lightning_jd.aggregators._registry import register, resolve
 from lightning_jd.aggregators._step import Step
-from lightning_jd.errors import ArgumentError
+from lightning_jd.errors import ArgumentError, GraphError
 
 
 @register
@@ -67,6 +68,7 @@ class FromFeatures(GramianAggregator):
 
     @override
     def weigh(self, gramian: Tensor, step: Step) -> Tensor:
+        _check_overlap(gramian)
         return self.aggregator.weigh(gramian, step)
 
     @override
@@ -89,3 +91,18 @@ class FromFeatures(GramianAggregator):
         if isinstance(self.features, Tensor):
             return f"features={tuple(self.features.shape)}"
         return "" if self.features is None else f"features={self.features!r}"
+
+
+def _check_overlap(gramian: Tensor) -> None:
+    """Raise if no two tasks have to do with each other at the features.
+
+    Then tasks part in the last operation, as the columns of one output do.
+    """
+    apart = gramian - torch.diag(gramian.diagonal())
+    if len(gramian) > 1 and not bool(apart.any()) and bool((gramian.diagonal() > 0).all()):
+        raise GraphError(
+            "Weights from features must find activations that several tasks depend on, got some at "
+            "which tasks part only at their losses: no two gradients have an entry in common (as "
+            "for columns of one output). Give every task a head of its own, name a module before, "
+            "or take the weights from the parameters."
+        )

@@ -176,8 +176,9 @@ def recalled_on_simplex(memory: Memory, names: Sequence[str], like: Tensor) -> T
     unknown = like.new_full((len(names),), torch.nan)
     weights = memory.recall("weight", names, unknown)
     known = weights.isfinite()
-    mean = weights[known].mean() if bool(known.any()) else like.new_ones(())
-    weights = torch.where(known, weights, mean)
+    count = known.sum()
+    mean = torch.where(known, weights, 0.0).sum() / count.clamp(min=1)
+    weights = torch.where(known, weights, torch.where(count > 0, mean, 1.0))
     total = weights.sum()  # zero, if only tasks are present that had no weight
     return torch.where(total > 0, weights / total, 1 / len(names))
 

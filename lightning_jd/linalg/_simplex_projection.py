@@ -22,5 +22,6 @@ def simplex_projection(vector: Tensor) -> Tensor:
     ordered = vector.sort(descending=True).values
     counts = torch.arange(1, len(vector) + 1, dtype=vector.dtype, device=vector.device)
     thresholds = (ordered.cumsum(dim=0) - 1) / counts
-    tau = thresholds[(ordered > thresholds).sum() - 1]  # the first entry always stays
+    last = (ordered > thresholds).sum(dim=0, keepdim=True) - 1  # the first entry always stays
+    tau = thresholds.gather(0, last)  # an index by a tensor would wait for its value
     return (vector - tau).clamp(min=0)

@@ -88,22 +88,6 @@ def features_gramian(
     return G / scale**2
 
 
-def check_overlap(gramian: Tensor) -> Tensor:
-    """Return the Gramian of the features, unless no two tasks have to do with each other there.
-
-    Raises:
-        GraphError: If all inner products of two gradients are exactly zero, and no gradient is.
-    """
-    apart = gramian - torch.diag(gramian.diagonal())
-    if len(gramian) > 1 and not bool(apart.any()) and bool((gramian.diagonal() > 0).all()):
-        raise GraphError(
-            "Weights from features must find activations that several tasks depend on, got some in "
-            "which no two gradients have to do with each other. Take features further from the "
-            "losses, or take the weights from the parameters."
-        )
-    return gramian
-
-
 def _gradients(objectives: Objectives, cut: Cut, weights: Tensor) -> Gradients:
     """The gradients of the weighted losses of each task at each place."""
     if cut.entries is not None:
@@ -230,11 +214,12 @@ def _products_of_factors(factors: list[Product], dtype: torch.dtype) -> Tensor:
     r"""Those of :math:`A_k W_k`, that is :math:`\langle A_k^\top A_l, W_k W_l^\top \rangle`."""
     A = torch.cat([factor.output.to(dtype) for factor in factors], dim=1)
     W = torch.cat([factor.weight.to(dtype) for factor in factors])
-    sizes = torch.tensor([factor.output.shape[1] for factor in factors], device=A.device)
     entries = (A.T @ A) * (W @ W.T)  # one per pair of outputs
-    of = torch.arange(len(factors), device=A.device).repeat_interleave(sizes, output_size=len(W))
-    rows = entries.new_zeros(len(factors), len(W)).index_add_(0, of, entries)
-    return entries.new_zeros(len(factors), len(factors)).index_add_(1, of, rows)
+    sizes = [factor.output.shape[1] for factor in factors]
+    if len(set(sizes)) == 1:
+        return entries.view(len(sizes), sizes[0], len(sizes), sizes[0]).sum(dim=(1, 3))
+    rows = torch.stack([block.sum(dim=0) for block in entries.split(sizes)])
+    return torch.stack([block.sum(dim=1) for block in rows.split(sizes, dim=1)], dim=1)
 
 
 def _add_instances(G: Tensor, column: list[Tensor | None], other: list[Tensor | None]) -> None:

@@ -13,7 +13,7 @@ from lightning_jd.core.processes._delivery import Delivery, Gradients
 from lightning_jd.core.processes._layout import Layout
 from lightning_jd.core.processes._pool import ALONE
 from lightning_jd.core.rows._base import Nonfinite, Rows
-from lightning_jd.core.rows._features import check_overlap, features_gramian
+from lightning_jd.core.rows._features import features_gramian
 from lightning_jd.core.rows._kept import KeptRows
 from lightning_jd.engines import (
     NamedParameters,
@@ -96,8 +96,7 @@ class LiveRows(Rows):
 
     @override
     def features_gramian(self, features: str | Tensor | None) -> Tensor:
-        found = features_gramian(self._objectives, self._scale, features, self.named)
-        return check_overlap(found)
+        return features_gramian(self._objectives, self._scale, features, self.named)
 
     @override
     def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:

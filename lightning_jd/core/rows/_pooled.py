@@ -12,7 +12,7 @@ from lightning_jd.core.processes._delivery import Gradients
 from lightning_jd.core.processes._exchange import add_contributions, all_at_first
 from lightning_jd.core.processes._layout import LISTED, Description, kind_of
 from lightning_jd.core.rows._base import Nonfinite, Rows
-from lightning_jd.core.rows._features import check_overlap, features_gramian
+from lightning_jd.core.rows._features import features_gramian
 from lightning_jd.core.rows._kept import KeptRows
 from lightning_jd.core.rows._live import ordinary_gradients
 from lightning_jd.core.rows._whole import WholeRows
@@ -95,7 +95,7 @@ class PooledRows(WholeRows):
                 problem = str(error)
         if said := [each for each in self.pool.gather(problem) if each]:
             raise GraphError(said[0])
-        return check_overlap(self.pool.sum(G, "gramian"))
+        return self.pool.sum(G, "gramian")
 
     @override
     def finite_only(self, finite: Sequence[bool]) -> Rows:
