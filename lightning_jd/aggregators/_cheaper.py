@@ -32,7 +32,7 @@ def with_cheaper_weights(
           n=4
           (aggregator): FromFeatures(
             features='encoder'
-            (aggregator): UPGrad(preference=None, reg=0.0001, solver='auto')
+            (aggregator): UPGrad(preference=None, reg=0.0001, solver='auto', tolerance=None)
           )
         )
     """

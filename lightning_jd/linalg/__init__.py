@@ -10,12 +10,17 @@ from lightning_jd.linalg._dual_cone import (
     upgrad_weights,
 )
 from lightning_jd.linalg._kkt import dual_cone_residuals, min_norm_residuals
-from lightning_jd.linalg._semidefinite import check_semidefinite, gramians_trusted
+from lightning_jd.linalg._semidefinite import (
+    are_gramians_trusted,
+    check_semidefinite,
+    gramians_trusted,
+)
 from lightning_jd.linalg._simplex import min_norm_weights
 from lightning_jd.linalg._simplex_projection import simplex_projection
 
 __all__ = [
     "DualConeSolution",
+    "are_gramians_trusted",
     "cagrad_weights",
     "check_finite",
     "check_matrix",

@@ -12,11 +12,8 @@ from torch import Tensor
 from lightning_jd.linalg._conjugate import ConjugateGradients
 from lightning_jd.linalg._guess import Guess
 
-FIRST, BETWEEN, LAST = (
-    8,
-    4,
-    20,
-)  # rounds of the guess before the first look, between two, and in all
+# Rounds of the guess before the first look, between two looks, and in all.
+FIRST, BETWEEN, LAST = 8, 4, 16
 SETTLED = (
     2.0  # entries of a row that may still change: conjugate gradients repair them at less cost
 )

@@ -23,5 +23,5 @@ def simplex_projection(vector: Tensor) -> Tensor:
     counts = torch.arange(1, len(vector) + 1, dtype=vector.dtype, device=vector.device)
     thresholds = (ordered.cumsum(dim=0) - 1) / counts
     last = (ordered > thresholds).sum(dim=0, keepdim=True) - 1  # the first entry always stays
-    tau = thresholds.gather(0, last)  # an index by a tensor would wait for its value
+    tau = thresholds.gather(0, last)  # an index by a number would make the host wait
     return (vector - tau).clamp(min=0)
