@@ -25,7 +25,8 @@ LAB = {
     "data": set(),
     "work": set(),
     "gallery": set(),
-    "bench": {"data", "work", "gallery"},
+    "pretended": set(),
+    "bench": {"data", "work", "gallery", "pretended"},
     "studies": {"data", "work"},
 }
 HEAVY = ["lightning", "pytorch_lightning", "torchjd", "matplotlib", "rich", "qpsolvers"]

@@ -8,7 +8,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from typing_extensions import override
 
-from tests.pretended._device import DEVICE
+from lightning_jd.lab.pretended._device import DEVICE
 
 
 class PretendedAccelerator(Accelerator):

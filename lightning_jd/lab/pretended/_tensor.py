@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
+from typing_extensions import override
 
-from tests.pretended._device import DEVICE, NAME
-from tests.pretended._recurrent import KERNELS
-from tests.pretended._synchronisations import record
+from lightning_jd.lab.pretended._device import DEVICE, NAME
+from lightning_jd.lab.pretended._operations import note_kernel
+from lightning_jd.lab.pretended._recurrent import KERNELS
+from lightning_jd.lab.pretended._synchronisations import record
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -71,33 +73,39 @@ class DeviceTensor(Tensor):
     def __init__(self, held: Tensor) -> None:
         self.held = held
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    @override
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return run(func, args, kwargs or {})
 
+    @override
     def tolist(self) -> Any:
         record("tolist")
         return self.held.tolist()
 
+    @override
     def untyped_storage(self) -> torch.UntypedStorage:
         """Where the numbers are; FSDP frees and fills it."""
         return self.held.untyped_storage()
 
-    def __repr__(self, **_: Any) -> str:
+    @override
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         record("repr")
         return f"{self.held!r} on {NAME}"
 
+    @override
     def __format__(self, specification: str) -> str:
         if self.ndim:
             return repr(self)
         record("format")
         return format(self.held.item(), specification)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "DeviceTensor":
+    @override
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
             copy = self.detach().clone().requires_grad_(self.requires_grad)
             if isinstance(self, torch.nn.Parameter):
@@ -107,6 +115,7 @@ class DeviceTensor(Tensor):
             memo[id(self)] = copy
         return memo[id(self)]
 
+    @override
     def __reduce_ex__(self, protocol: Any) -> Any:
         record("pickle")
         is_parameter = isinstance(self, torch.nn.Parameter)
@@ -157,11 +166,13 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if to_host and name == "_to_copy":
         record("to host")  # also where it may be asynchronous: `to` pins no memory
     if kwargs.get("generator") is not None:
-        from tests.pretended._generator import check_generator
+        from lightning_jd.lab.pretended._generator import check_generator
 
         check_generator(func, kwargs["generator"])
     func = _PHYSICAL.get(func, func)
-    out = KERNELS.get(func, func)(*tree_map(_inner, args), **tree_map(_inner, inner))
+    held_args, held_kwargs = tree_map(_inner, (args, inner))
+    out = KERNELS.get(func, func)(*held_args, **held_kwargs)
+    note_kernel(func, held_args, held_kwargs, out)
     if to_host:
         return out
     _refuse_growth(func, kwargs.get("out"))
@@ -185,7 +196,8 @@ def _copy(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         record("to host")  # also where it may be asynchronous: this memory is not pinned
     elif into and not out_of and not is_asynchronous:
         record("to device")  # torch waits for the stream after a copy that may not be asynchronous
-    _inner(target).copy_(_inner(source))
+    held = _inner(target).copy_(_inner(source))
+    note_kernel(func, (held, _inner(source)), {}, held)
     return target
 
 

@@ -4,8 +4,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
-PACKAGE = "/lightning_jd/"
+from typing_extensions import override
+
+from lightning_jd.lab.pretended._operations import note_wait
+
+_PACKAGE = "/lightning_jd/"
+_LAB = "/lightning_jd/lab/"
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,7 @@ class Synchronisation:
     kind: str
     line: str
 
+    @override
     def __str__(self) -> str:
         return f"{self.kind} at {self.line}"
 
@@ -50,6 +57,7 @@ def no_synchronisation() -> Iterator[None]:
 
 def record(kind: str) -> None:
     """Tell all who listen that the host waits."""
+    note_wait(kind)
     if _listeners:
         found = Synchronisation(kind, _line())
         for listener in _listeners:
@@ -57,12 +65,13 @@ def record(kind: str) -> None:
 
 
 def _line() -> str:
-    frame, outermost = sys._getframe(2), ""
+    frame: FrameType | None = sys._getframe(2)
+    other = ""
     while frame is not None:
         name = frame.f_code.co_filename
-        if PACKAGE in name:
-            return f"{name.split(PACKAGE)[-1]}:{frame.f_lineno}"
-        if "/tests/pretended/" not in name and "/torch/" not in name and not outermost:
-            outermost = f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        if _PACKAGE in name and _LAB not in name:
+            return f"{name.split(_PACKAGE)[-1]}:{frame.f_lineno}"
+        if _LAB not in name and "/torch/" not in name and not other:
+            other = f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
         frame = frame.f_back
-    return outermost or "torch"
+    return other or "torch"

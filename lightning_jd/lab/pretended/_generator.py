@@ -4,8 +4,9 @@ import weakref
 from typing import Any
 
 import torch
+from typing_extensions import override
 
-from tests.pretended._device import DEVICE, NAME
+from lightning_jd.lab.pretended._device import DEVICE, NAME
 
 _ours: "weakref.WeakValueDictionary[int, torch.Generator]" = weakref.WeakValueDictionary()
 _Original = torch.Generator
@@ -17,19 +18,24 @@ class Generator(_Original):
     def __new__(cls, device: Any = "cpu") -> "Generator":
         where = torch.device(device)
         pretended = where.type == DEVICE.type
-        made = super().__new__(cls, "cpu" if pretended else where)
+        made: Any = super().__new__(cls, "cpu" if pretended else where)  # type: ignore[call-arg]
         if pretended:
             _ours[made._cdata] = made
-        return made
+        return made  # type: ignore[no-any-return]
 
-    @property
+    @property  # type: ignore[override]
+    @override
     def device(self) -> torch.device:
-        return DEVICE if self._cdata in _ours else super().device
+        return DEVICE if _address(self) in _ours else super().device
+
+
+def _address(generator: Any) -> int:
+    return int(generator._cdata)
 
 
 def check_generator(func: Any, generator: torch.Generator) -> None:
     """Refuse a generator of the CPU, as devices do."""
-    if generator._cdata not in _ours:
+    if _address(generator) not in _ours:
         raise RuntimeError(
             f"{func}: the generator must be on {NAME}, got one on {generator.device}."
         )

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tests.pretended._tensor import run
+from lightning_jd.lab.pretended._tensor import run
 
 aten = torch.ops.aten
 _ANY = torch.library.Library("_", "IMPL")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from tests.pretended._device import NAME
+from lightning_jd.lab.pretended._device import NAME
 
 _HALF = """
 mm addmm bmm baddbmm matmul linear mv addmv addbmm chain_matmul einsum conv1d conv2d conv3d
@@ -27,7 +27,7 @@ prod sum sum.dim_IntList
 _LIBRARY = torch.library.Library("aten", "IMPL")
 _OTHERS = torch.library.Library("_", "IMPL")
 _OTHERS.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

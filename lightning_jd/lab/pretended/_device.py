@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from tests.pretended import _synchronisations
+from lightning_jd.lab.pretended import _synchronisations
 
 NAME = "pretended"
 

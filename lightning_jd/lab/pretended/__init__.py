@@ -1,0 +1,33 @@
+"""A pretended accelerator: numbers in the memory of the host, manners of a device.
+
+Its tensors say that they are on ``pretended:0``. They refuse to mix with tensors of the CPU and to
+become NumPy arrays, and everything that would make a host wait for a device is counted, with the
+line of the package that asked for it. To torch it is a backend of its own (``PrivateUse1``), so
+that autograd gives it a thread, dropout takes the fused path of accelerators, autocast has rules
+for it and a process group may serve it alone.
+
+A process must import this package before its first backward pass: that is when autograd starts one
+thread per device that it knows. So whoever uses it does so in a process of its own.
+"""
+
+from lightning_jd.lab.pretended._device import DEVICE
+from lightning_jd.lab.pretended._operations import Operation, operations
+from lightning_jd.lab.pretended._synchronisations import (
+    Synchronisation,
+    no_synchronisation,
+    synchronisations,
+)
+from lightning_jd.lab.pretended._tensor import DeviceTensor, host
+
+from lightning_jd.lab.pretended import _autocast, _factories, _generator  # isort: skip  # noqa: F401
+
+__all__ = [
+    "DEVICE",
+    "DeviceTensor",
+    "Operation",
+    "Synchronisation",
+    "host",
+    "no_synchronisation",
+    "operations",
+    "synchronisations",
+]
