@@ -112,6 +112,15 @@ def ratio(a: Timing, b: Timing) -> float:
     Raises:
         ArgumentError: If the two do not come from the same rounds.
     """
+    return ratios(a, b).median
+
+
+def ratios(a: Timing, b: Timing) -> Timing:
+    """The ratio of each round.
+
+    Raises:
+        ArgumentError: If the two do not come from the same rounds.
+    """
     if len(a.samples) != len(b.samples):
         raise ArgumentError(
             f"`a` and `b` must come from the same rounds, got {len(a.samples)} and "
@@ -119,4 +128,4 @@ def ratio(a: Timing, b: Timing) -> float:
         )
     # A clock may be too coarse to see a very short candidate: no division by zero.
     pairs = zip(a.samples, b.samples, strict=True)
-    return statistics.median(x / max(y, 1e-9) for x, y in pairs)
+    return Timing(tuple(x / max(y, 1e-9) for x, y in pairs))

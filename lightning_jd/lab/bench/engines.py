@@ -9,7 +9,7 @@ from lightning_jd.errors import UnknownNameError
 from lightning_jd.lab.bench._cases import CASES, Case
 from lightning_jd.lab.bench._growth import growth_report, measure_point, plot, points
 from lightning_jd.lab.bench._memory import peak_memory
-from lightning_jd.lab.clock import Clock, Timing, interleaved, ratio
+from lightning_jd.lab.clock import Clock, interleaved, ratio, ratios
 from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.figure import check_matplotlib
 from lightning_jd.lab.report import Report, Value
@@ -121,16 +121,16 @@ def timed(case: Case, repeats: int, clock: Clock, seconds: float = 10.0) -> dict
     own = {name: step for name, step in steps.items() if name not in OPPONENTS}
     first = interleaved(own, repeats=repeats, warmup=3, clock=clock)
     plain, ours = first["plain"], first["ours"]
-    ratios = Timing(tuple(a / b for a, b in zip(ours.samples, plain.samples, strict=True)))
+    spread = ratios(ours, plain)
     row: dict[str, Value] = {
         "case": case.name,
         "m": _objectives(case),
         "plain_ms": 1000 * plain.median,
-        "ours": ratio(ours, plain),
-        "lower": ratios.lower,
-        "upper": ratios.upper,
+        "ours": spread.median,
+        "lower": spread.lower,
+        "upper": spread.upper,
         "must": case.must,
-        "mark": "yes" if ratio(ours, plain) <= case.must else "missed",
+        "mark": "yes" if spread.median <= case.must else "missed",
         "ours_low": ratio(first["ours_low"], plain),
     }
     if "loop" in first:

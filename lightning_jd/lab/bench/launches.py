@@ -14,7 +14,7 @@ from pathlib import Path
 from lightning_jd._folders import writable_folder
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.lab.bench._kernels import kernels_of
-from lightning_jd.lab.clock import Clock, Timing, interleaved, ratio
+from lightning_jd.lab.clock import Clock, interleaved, ratios
 from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.threads import threads_of_torch
@@ -143,19 +143,12 @@ def measure(case: Case, repeats: int, clock: Clock, torchjd: bool = True) -> dic
 def _timed(case: Case, repeats: int, clock: Clock, torchjd: bool) -> dict[str, Value]:
     found = interleaved(_steps(case.tiny, torchjd), repeats=repeats, warmup=10, clock=clock)
     plain = found.pop("plain")
-    ratios = {name: ratio(timing, plain) for name, timing in found.items()}
-    spread = {name: _spread(timing, plain) for name, timing in found.items()}
-    row: dict[str, Value] = {"plain_us": 1e6 * plain.median, **ratios}
-    for name, (lower, upper) in spread.items():
-        row |= {f"{name}_lower": lower, f"{name}_upper": upper}
-    return row | {f"torchjd_{method}": _fastest(ratios, method) for method in _METHODS}
-
-
-def _spread(timing: Timing, plain: Timing) -> tuple[float, float]:
-    """The quartiles of the ratios of each round."""
-    pairs = zip(timing.samples, plain.samples, strict=True)
-    ratios = Timing(tuple(a / max(b, 1e-9) for a, b in pairs))
-    return ratios.lower, ratios.upper
+    spread = {name: ratios(timing, plain) for name, timing in found.items()}
+    medians = {name: timing.median for name, timing in spread.items()}
+    row: dict[str, Value] = {"plain_us": 1e6 * plain.median, **medians}
+    for name, timing in spread.items():
+        row |= {f"{name}_lower": timing.lower, f"{name}_upper": timing.upper}
+    return row | {f"torchjd_{method}": _fastest(medians, method) for method in _METHODS}
 
 
 def _counted(case: Case, torchjd: bool) -> dict[str, Value]:
@@ -165,15 +158,15 @@ def _counted(case: Case, torchjd: bool) -> dict[str, Value]:
             steps[method]()
     counts = {name: kernels_of(step) for name, step in steps.items()}
     plain = counts.pop("plain")
-    ratios = {name: count / plain for name, count in counts.items()}
+    shares = {name: count / plain for name, count in counts.items()}
     row: dict[str, Value] = {"plain_kernels": plain}
-    row |= {f"{name}_kernels": value for name, value in ratios.items()}
-    return row | {f"torchjd_{method}_kernels": _fastest(ratios, method) for method in _METHODS}
+    row |= {f"{name}_kernels": value for name, value in shares.items()}
+    return row | {f"torchjd_{method}_kernels": _fastest(shares, method) for method in _METHODS}
 
 
-def _fastest(ratios: Mapping[str, float], method: str) -> float | None:
+def _fastest(found: Mapping[str, float], method: str) -> float | None:
     """Of TorchJD's engines, or ``None`` if none of them runs."""
-    theirs = [ratios.get(f"{engine}_{method}") for engine in OPPONENTS]
+    theirs = [found.get(f"{engine}_{method}") for engine in OPPONENTS]
     return min((value for value in theirs if value is not None), default=None)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from lightning_jd._folders import writable_folder
 from lightning_jd.aggregators import Method, available, balancers, resolve
 from lightning_jd.core import backward
-from lightning_jd.lab.clock import Clock, interleaved
+from lightning_jd.lab.clock import Clock, interleaved, ratio
 from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.threads import threads_of_torch
@@ -54,8 +53,8 @@ def methods(
         with progress_bar(total=len(tasks)) as start:
             for m in tasks:
                 start(f"{m} tasks")
-                for name, ratio in measure(m, repeats, clock).items():
-                    found.setdefault(name, {"method": name})[str(m)] = ratio
+                for name, cost in measure(m, repeats, clock).items():
+                    found.setdefault(name, {"method": name})[str(m)] = cost
         columns = {"method": "method"} | {str(m): f"{m} tasks" for m in tasks}
         note = f"Plain steps ({clock} time), MLP trunk 256-512-512, batch 128, {repeats} rounds."
         title = "The cost of a step, by method"
@@ -97,11 +96,10 @@ def measure(
         method = resolve({"name": name, **arguments})
         candidates[name] = partial(with_method, method)
     timings = interleaved(candidates, repeats=repeats, warmup=3, clock=clock)
-    rounds = timings.pop("plain").samples
-    found = {
-        name: round(median(a / b for a, b in zip(timing.samples, rounds, strict=True)), 2)
-        for name, timing in timings.items()
-    }
+    plain_steps = timings.pop("plain")
+    found = {name: round(ratio(timing, plain_steps), 2) for name, timing in timings.items()}
     if "weightsevery" in timings:  # whose steps are not alike
-        found["weightsevery"] = round(sum(timings["weightsevery"].samples) / sum(rounds), 2)
+        found["weightsevery"] = round(
+            sum(timings["weightsevery"].samples) / sum(plain_steps.samples), 2
+        )
     return found

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lightning_jd._folders import writable_folder
 from lightning_jd.core import backward
-from lightning_jd.lab.clock import Clock, Timing, interleaved
+from lightning_jd.lab.clock import Clock, interleaved, ratios
 from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.threads import threads_of_torch
@@ -76,21 +76,20 @@ def measure(batch_size: int, repeats: int, clock: Clock) -> list[dict[str, Value
         "the metric ConflictSummary, one update": lambda: history.update(G, w),
     }
     timings = interleaved({"plain": plain, **looks}, repeats=repeats, warmup=5, clock=clock)
-    base = timings["plain"].samples
     rows: list[dict[str, Value]] = [
         {"what": "the plain step itself", "microseconds": 1e6 * timings["plain"].median}
     ]
     for name in looks:
         found = timings[name]
-        shares = Timing(tuple(100 * a / b for a, b in zip(found.samples, base, strict=True)))
+        shares = ratios(found, timings["plain"])
         rows.append(
             {
                 "what": name,
                 "microseconds": 1e6 * found.median,
-                "share": shares.median,
-                "lower": shares.lower,
-                "upper": shares.upper,
-                "mark": "yes" if shares.median <= 100 * _MUST else "missed",
+                "share": 100 * shares.median,
+                "lower": 100 * shares.lower,
+                "upper": 100 * shares.upper,
+                "mark": "yes" if shares.median <= _MUST else "missed",
             }
         )
     return rows

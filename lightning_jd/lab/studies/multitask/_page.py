@@ -176,7 +176,8 @@ def conclusions(comparison: Comparison) -> list[str]:
         if rival in known:
             others = [method for method in known if method not in (SINGLE, rival)]
             verdicts = {method: apart(known[method], known[rival]) for method in others}
-            sentences.append(_told(f"{name} ({statistics.mean(known[rival]):.2f} %)", verdicts))
+            mean = round(statistics.mean(known[rival]), 2) + 0.0  # the sum turns -0.0 into 0.0
+            sentences.append(_told(f"{name} ({mean:.2f} %)", verdicts))
     return sentences
 
 
