@@ -194,12 +194,12 @@ def test_metrics_and_scores() -> None:
 
 @pytest.fixture
 def data() -> Multitask:
-    """Bright bars: the row is the left digit, the column the right one."""
+    """Bright bars under noise: the row is the left digit, the column the right one."""
 
     def part(n: int, seed: int) -> Part:
         generator = torch.Generator().manual_seed(seed)
         left, right = (torch.randint(0, 3, (n,), generator=generator) for _ in range(2))
-        images = torch.randn(n, 1, 36, 36, generator=generator) * 0.1
+        images = torch.randn(n, 1, 36, 36, generator=generator)
         images[torch.arange(n), 0, 10 * left + 4] += 2.0
         images[torch.arange(n), 0, :, 10 * right + 4] += 2.0
         return Part((images,), {"left": left, "right": right})
