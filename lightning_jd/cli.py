@@ -35,6 +35,7 @@ COMMANDS: Commands = {
             "weights": "lightning_jd.lab.bench.weights:weights",
             "engines": "lightning_jd.lab.bench.engines:engines",
             "launches": "lightning_jd.lab.bench.launches:launches",
+            "roofline": "lightning_jd.lab.bench.roofline:roofline",
             "scale": "lightning_jd.lab.bench.scale:scale",
             "fit": "lightning_jd.lab.bench.fit:fit",
             "metrics": "lightning_jd.lab.bench.metrics:metrics",

@@ -23,9 +23,9 @@ class Generator(_Original):
             _ours[made._cdata] = made
         return made  # type: ignore[no-any-return]
 
-    @property  # type: ignore[override]
+    @property
     @override
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         return DEVICE if _address(self) in _ours else super().device
 
 

@@ -104,8 +104,18 @@ def _flops(func: Any, name: str, args: Any, kwargs: Any, out: Any) -> float:
         n, columns = matrices[0].shape[-1], matrices[-1].shape[-1]
         batch = matrices[0].numel() / max(1, n * matrices[0].shape[-2])
         return float(_FACTORS[name] * batch * n * n * columns)
+    if name == "convolution":
+        return _convolution(args[0], args[1], out, transposed=args[6])
+    if name == "convolution_backward":
+        directions = sum(map(bool, args[10][:2]))  # to the input, to the weight
+        return directions * _convolution(args[1], args[2], args[0], transposed=args[7])
     count = flop_registry.get(func.overloadpacket)
     return 0.0 if count is None else float(count(*args, **kwargs, out_val=out))
+
+
+def _convolution(x: Tensor, weight: Tensor, y: Tensor, transposed: bool) -> float:
+    """Each entry of the output (transposed: of the input) meets the filters of its group once."""
+    return float(2 * (x if transposed else y).numel() * (weight.numel() // weight.shape[0]))
 
 
 def _bytes(tensors: list[Tensor]) -> float:

@@ -93,7 +93,7 @@ class DeviceTensor(Tensor):
         return self.held.untyped_storage()
 
     @override
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         record("repr")
         return f"{self.held!r} on {NAME}"
 
@@ -172,7 +172,8 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     func = _PHYSICAL.get(func, func)
     held_args, held_kwargs = tree_map(_inner, (args, inner))
     out = KERNELS.get(func, func)(*held_args, **held_kwargs)
-    note_kernel(func, held_args, held_kwargs, out)
+    if not to_host:  # such a copy is part of the wait
+        note_kernel(func, held_args, held_kwargs, out)
     if to_host:
         return out
     _refuse_growth(func, kwargs.get("out"))
@@ -197,7 +198,8 @@ def _copy(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     elif into and not out_of and not is_asynchronous:
         record("to device")  # torch waits for the stream after a copy that may not be asynchronous
     held = _inner(target).copy_(_inner(source))
-    note_kernel(func, (held, _inner(source)), {}, held)
+    if into:
+        note_kernel(func, (held, _inner(source)), {}, held)
     return target
 
 
