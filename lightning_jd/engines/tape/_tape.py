@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -21,21 +21,24 @@ from lightning_jd.engines.tape._certificate import (
     mismatches,
     random_vector,
 )
-from lightning_jd.engines.tape.contributions import Contribution, rounded
+from lightning_jd.engines.tape.contributions import Contribution, chosen, fastest, rounded
 from lightning_jd.engines.tape.graph import Graph, gradients_of, types_in, walk
 from lightning_jd.engines.tape.owners import Evidence
 from lightning_jd.engines.tape.plan import KnownGraph, Plan, known_graph, standing_of
 from lightning_jd.engines.tape.run import (
+    ROWS,
     Collector,
     Compiled,
     Experience,
     Ledger,
+    Loop,
     Recording,
     Replay,
     can_compile,
     can_free,
     experience_of,
     is_light,
+    loop_over_tasks,
     record,
 )
 from lightning_jd.errors import ArgumentError, GraphError
@@ -103,16 +106,19 @@ class Tape:
         self._scale, self._memory = scale, memory
         self._check, self._check_every = check, check_every
         self._retain_graph = retain_graph
-        self._ledger: Ledger | Replay | None = None
+        self._ledger: Ledger | Replay | Loop | None = None
         self._plan: Plan | None = None
         self._paths: Mapping[int, str] | None = None
 
     @property
     def paths(self) -> dict[str, str]:
         """How each parameter was dealt with, by name; empty before :meth:`gramian`."""
-        if self._plan is None:
+        if self._plan is None and self._paths is None:
             return {}
-        paths = self._plan.paths() if self._paths is None else self._paths
+        paths = self._paths
+        if paths is None:
+            assert self._plan is not None
+            paths = self._plan.paths()
         return {name: paths.get(k, "unreached") for k, (name, _) in enumerate(self.named)}
 
     @property
@@ -132,7 +138,7 @@ class Tape:
         """
         if self._ledger is None or isinstance(self._ledger, Collector):
             with self._full_precision():
-                self._ledger = self._record()
+                self._ledger = self._looped() or self._record()
         return self._ledger.G
 
     def contributions(self) -> list[Contribution]:
@@ -184,7 +190,7 @@ class Tape:
         assert ledger is not None
         with self._full_precision():
             weights = weights.detach().to(ledger.G)
-            if isinstance(ledger, Replay):
+            if isinstance(ledger, Replay | Loop):
                 shaped = ledger.gradients(weights)
             else:
                 found = ledger.gradients(weights)
@@ -194,8 +200,9 @@ class Tape:
                     found |= self._ordinary_gradients(weights, unkept, retain_graph=keep)
                 shaped = {k: from_columns(found[k], self._tensors[k]) for k in found}
         gradients = [shaped.get(k) for k in range(len(self.named))]
-        assert self._plan is not None
-        for k in self._plan.sparse:  # as optimizers for sparse gradients want them
+        for k in (
+            () if self._plan is None else self._plan.sparse
+        ):  # as optimizers for sparse gradients want them
             dense = gradients[k]
             gradients[k] = None if dense is None else dense.to_sparse(1)
         return gradients
@@ -209,6 +216,36 @@ class Tape:
                 return
             with torch.autocast(device, enabled=False):
                 yield
+
+    @cached_property
+    def _loop_key(self) -> Hashable | None:
+        """What the choice between the tape and a plain loop is filed under; ``None``: no loop."""
+        objectives = self.objectives
+        tensors, m = self._tensors, objectives.m
+        numbers = sum([tensor.numel() for tensor in tensors])
+        if objectives.kind != "tasks" or m == 1 or self._check == "always":
+            return None
+        if self._memory == "low" or m * numbers > ROWS or isinstance(objectives.losses, Tensor):
+            return None
+        if any(tensor.is_complex() for tensor in tensors):
+            return None
+        # not by the graph, which would have to be walked
+        return "loop", m, numbers, id(tensors[0]), objectives.dtype, objectives.device
+
+    def _looped(self) -> Loop | None:
+        """A plain loop over tasks, where that has been found to be faster than the tape."""
+        if self._loop_key is None or chosen(self._loop_key) != "loop":
+            return None
+        loop = self._loop(retain_graph=self._retain_graph)
+        if not loop.reached:
+            raise self._nothing_reached()
+        self._paths = dict.fromkeys(loop.reached, "rows")
+        return loop
+
+    def _loop(self, *, retain_graph: bool = True) -> Loop:
+        return loop_over_tasks(
+            self.objectives, self._tensors, self._scale, self._dtype, retain_graph=retain_graph
+        )
 
     def _record(self, *, collects: bool = False) -> Ledger | Replay:
         graph = walk(self.objectives.outputs, self._tensors)
@@ -241,6 +278,8 @@ class Tape:
                     return replay
                 if may_replay and experience.steps > 1:
                     return self._recorded(graph, plan)
+                if not collects and self._loop_key is not None and not plan.sparse:
+                    self._choose(partial(self._interpret, graph, known, plan))
                 ledger = self._empty_ledger(Collector if collects else Ledger, keeps=keeps)
                 return self._interpret(graph, known, plan, ledger, frees=frees)
             watch = HookWatch(hooks.numbers)
@@ -264,6 +303,16 @@ class Tape:
                 return ledger
             complain(wrong, [name for name, _ in self.named], raises=self._check == "raise")
             standing.demoted |= {p for mismatch in wrong for p in mismatch.parameters}
+
+    def _choose(self, by_tape: Callable[[Ledger], Ledger]) -> None:
+        """Measure once whether the tape is faster than a plain loop: both are exact."""
+        weights = torch.ones(self.objectives.m, dtype=self._dtype, device=self.objectives.device)
+        ways: dict[str, Callable[[], object]] = {
+            "tape": lambda: by_tape(self._empty_ledger()).gradients(weights),
+            "loop": lambda: self._loop().gradients(weights),
+        }
+        assert self._loop_key is not None
+        fastest(self._loop_key, ways)
 
     def _may_replay(self, plan: Plan) -> bool:
         """Whether a step like this one can be a program."""
@@ -322,10 +371,9 @@ class Tape:
     def _empty_ledger(
         self, kind: type[Ledger] = Ledger, *, keeps: bool = True, notes: bool = False
     ) -> Ledger:
-        types = {tensor.dtype.to_real() for tensor in self._tensors} | {self.objectives.dtype}
         return kind(
             self.objectives.m,
-            torch.float64 if torch.float64 in types else torch.float32,
+            self._dtype,
             self.objectives.device,
             room=sum(tensor.numel() for tensor in self._tensors) // 3,
             keeps=keeps,
@@ -357,17 +405,26 @@ class Tape:
         return ledger
 
     @cached_property
+    def _dtype(self) -> torch.dtype:
+        """The type to compute in."""
+        types = {tensor.dtype.to_real() for tensor in self._tensors} | {self.objectives.dtype}
+        return torch.float64 if torch.float64 in types else torch.float32
+
+    @cached_property
     def _tensors(self) -> list[Tensor]:
         return [tensor for _, tensor in self.named]
 
     def _check_reached(self, plan: Plan) -> None:
         if not plan.reached:
-            raise GraphError(
-                "The losses must depend on a parameter, got none that they reach: "
-                f"{', '.join(repr(name) for name, _ in self.named[:5])}"
-                f"{', ...' if len(self.named) > 5 else ''} are not in their graph. Look for "
-                "`detach()`, `torch.no_grad()` or a frozen module on the way."
-            )
+            raise self._nothing_reached()
+
+    def _nothing_reached(self) -> GraphError:
+        return GraphError(
+            "The losses must depend on a parameter, got none that they reach: "
+            f"{', '.join(repr(name) for name, _ in self.named[:5])}"
+            f"{', ...' if len(self.named) > 5 else ''} are not in their graph. Look for "
+            "`detach()`, `torch.no_grad()` or a frozen module on the way."
+        )
 
     def _ordinary_gradients(
         self, weights: Tensor, chosen: Sequence[int], *, retain_graph: bool = True

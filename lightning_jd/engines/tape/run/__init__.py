@@ -4,18 +4,22 @@ from lightning_jd.engines.tape.run._compiled import Compiled, Replay, can_compil
 from lightning_jd.engines.tape.run._experience import Experience, experience_of
 from lightning_jd.engines.tape.run._freeing import can_free, is_light
 from lightning_jd.engines.tape.run._gramian_sum import Collector, Ledger
+from lightning_jd.engines.tape.run._loop import ROWS, Loop, loop_over_tasks
 from lightning_jd.engines.tape.run._run import Recording
 
 __all__ = [
+    "ROWS",
     "Collector",
     "Compiled",
     "Experience",
     "Ledger",
+    "Loop",
     "Recording",
     "Replay",
     "can_compile",
     "can_free",
     "experience_of",
     "is_light",
+    "loop_over_tasks",
     "record",
 ]

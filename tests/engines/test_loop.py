@@ -1,0 +1,105 @@
+"""A plain loop over tasks, where it is faster: chosen by measuring, exact in any case."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from lightning_jd.engines import Objectives, Tape
+from lightning_jd.engines.tape import _tape
+from lightning_jd.engines.tape.run import Loop, loop_over_tasks
+from lightning_jd.errors import GraphError
+from tests.engines.oracle import (
+    TOLERANCE,
+    assert_gradients,
+    assert_gramian,
+    jacobian_blocks,
+    scalars,
+)
+from tests.engines.zoo import CASES, default_dtype
+
+
+class Heads(nn.Module):
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(5, 4, dtype=dtype)
+        self.heads = nn.ModuleList(nn.Linear(4, 1, dtype=dtype) for _ in range(3))
+        self.unused = nn.Linear(2, 2, dtype=dtype)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        z = self.trunk(x).tanh()
+        return [head(z).square().mean() for head in self.heads]
+
+
+@pytest.fixture
+def always_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tape, "chosen", lambda key: "loop")
+
+
+@pytest.mark.usefixtures("always_loop")
+@pytest.mark.parametrize("scale", [1.0, 1024.0, torch.tensor(2.0**-10, dtype=torch.float64)])
+def test_the_loop_is_exact(scale: float | Tensor) -> None:
+    model = Heads()
+    losses, named = model(torch.randn(6, 5, dtype=torch.float64)), list(model.named_parameters())
+    blocks = jacobian_blocks(losses, named)
+    tape = Tape(Objectives.of(losses), named, scale=scale)
+    assert_gramian(tape.gramian(), blocks, 1e-10)
+    assert isinstance(tape._ledger, Loop)
+    weights = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+    for _ in range(2):
+        assert_gradients(tape.gradients(weights), weights, blocks, named, 1e-10)
+    assert tape.paths["trunk.weight"] == "rows"
+    assert tape.paths["unused.weight"] == "unreached"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_the_loop_is_exact_for_dense_tasks_on(name: str) -> None:
+    torch.manual_seed(0)
+    with default_dtype(torch.float64):
+        losses, named = CASES[name]()
+        stacked = torch.stack(scalars(losses))
+        mixed = list((torch.randn(3, len(stacked)) @ stacked).unbind())
+        if any(tensor.is_complex() for _, tensor in named):
+            pytest.skip("the loop is about real parameters")
+        blocks = jacobian_blocks(mixed, named)
+        tensors = [tensor for _, tensor in named]
+        loop = loop_over_tasks(Objectives.of(mixed), tensors, 1.0, torch.float64)
+        assert_gramian(loop.G, blocks, TOLERANCE[torch.float64])
+        weights = torch.tensor([0.5, -1.0, 2.0])
+        found = loop.gradients(weights)
+        gradients = [found.get(k) for k in range(len(named))]
+        assert_gradients(gradients, weights, blocks, named, TOLERANCE[torch.float64])
+
+
+@pytest.mark.usefixtures("always_loop")
+def test_the_loop_computes_in_single_precision_where_parameters_are_half() -> None:
+    model = Heads(torch.bfloat16)
+    losses = model(torch.randn(6, 5, dtype=torch.bfloat16))
+    tape = Tape(Objectives.of(losses), list(model.named_parameters()))
+    assert tape.gramian().dtype == torch.float32
+    assert tape.gradients(torch.ones(3))[0].dtype == torch.bfloat16  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("always_loop")
+def test_losses_that_reach_no_parameter_are_an_error_in_the_loop() -> None:
+    model = Heads()
+    losses = model(torch.randn(6, 5, dtype=torch.float64))
+    with pytest.raises(GraphError, match="must depend on a parameter"):
+        Tape(Objectives.of(losses), [("p", torch.zeros(3, requires_grad=True))]).gramian()
+
+
+def test_what_is_faster_is_measured_once_and_results_do_not_depend_on_it() -> None:
+    model = Heads()
+    named, x = list(model.named_parameters()), torch.randn(6, 5, dtype=torch.float64)
+    weights = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+    found = []
+    for _ in range(4):
+        tape = Tape(Objectives.of(model(x)), named, retain_graph=False)
+        G = tape.gramian()
+        found.append((G, [g for g in tape.gradients(weights) if g is not None]))
+    for other in found[1:]:
+        assert_close(other, found[0])
+    assert _tape.chosen(tape._loop_key) in ("loop", "tape")
+    large = Tape(Objectives.of(model(x)), named, memory="low")
+    assert large._loop_key is None
