@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from lightning_jd.engines import Objectives, Tape
-from lightning_jd.engines.tape import _tape
+from lightning_jd.engines.tape import _step
 from lightning_jd.engines.tape.run import Loop, loop_over_tasks
 from lightning_jd.errors import GraphError
 from tests.engines.oracle import (
@@ -33,7 +33,7 @@ class Heads(nn.Module):
 
 @pytest.fixture
 def always_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tape, "chosen", lambda key: "loop")
+    monkeypatch.setattr(_step, "chosen", lambda key: "loop")
 
 
 @pytest.mark.usefixtures("always_loop")
@@ -44,7 +44,8 @@ def test_the_loop_is_exact(scale: float | Tensor) -> None:
     blocks = jacobian_blocks(losses, named)
     tape = Tape(Objectives.of(losses), named, scale=scale)
     assert_gramian(tape.gramian(), blocks, 1e-10)
-    assert isinstance(tape._ledger, Loop)
+    assert tape._outcome is not None
+    assert isinstance(tape._outcome.ledger, Loop)
     weights = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
     for _ in range(2):
         assert_gradients(tape.gradients(weights), weights, blocks, named, 1e-10)
@@ -100,6 +101,6 @@ def test_what_is_faster_is_measured_once_and_results_do_not_depend_on_it() -> No
         found.append((G, [g for g in tape.gradients(weights) if g is not None]))
     for other in found[1:]:
         assert_close(other, found[0])
-    assert _tape.chosen(tape._loop_key) in ("loop", "tape")
+    assert _step.chosen(_step._loop_key(tape._request)) in ("loop", "tape")
     large = Tape(Objectives.of(model(x)), named, memory="low")
-    assert large._loop_key is None
+    assert _step._loop_key(large._request) is None

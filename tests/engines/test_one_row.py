@@ -7,8 +7,9 @@ from torch.testing import assert_close
 
 from lightning_jd.engines import Objectives, Tape
 from lightning_jd.engines.tape import OuterProduct, Rows
-from lightning_jd.engines.tape.contributions._one_row import OneRow
+from lightning_jd.engines.tape.contributions import OneRow
 from lightning_jd.engines.tape.graph import Placement
+from lightning_jd.engines.tape.run import Ledger
 from tests.engines.oracle import check_tape
 
 M, K = 5, 3
@@ -53,8 +54,9 @@ def test_heads_are_held_as_one_row_and_the_trunk_is_not(memory: str) -> None:
     losses = [head(trunk(x)).square().mean() for head in heads]
     tape = check_tape(losses, named, memory, 1e-10)
     if memory == "fast":
-        assert tape._ledger is not None
-        single = [part for part in tape._ledger._kept if isinstance(part, OneRow)]
+        assert tape._outcome is not None
+        assert isinstance(tape._outcome.ledger, Ledger)
+        single = [part for part in tape._outcome.ledger._kept if isinstance(part, OneRow)]
         owners = {named[part.placements[0].parameter][0] for part in single}
         assert owners == {f"heads.{k}.{what}" for k in range(M) for what in ("weight", "bias")}
     J = Tape(Objectives.of(losses), named).jacobian()  # for other processes, with all rows

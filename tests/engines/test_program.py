@@ -28,7 +28,7 @@ def tape_of(losses: Tensor, module: nn.Module, **options: object) -> Tape:
 
 
 def is_replayed(tape: Tape) -> bool:
-    return isinstance(tape._ledger, Replay)
+    return tape._outcome is not None and isinstance(tape._outcome.ledger, Replay)
 
 
 def assert_exact(tape: Tape, losses: Tensor) -> None:

@@ -5,6 +5,7 @@ from lightning_jd.engines.tape.run._experience import Experience, experience_of
 from lightning_jd.engines.tape.run._freeing import can_free, is_light
 from lightning_jd.engines.tape.run._gramian_sum import Collector, Ledger
 from lightning_jd.engines.tape.run._loop import ROWS, Loop, loop_over_tasks
+from lightning_jd.engines.tape.run._request import Request
 from lightning_jd.engines.tape.run._run import Recording
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Loop",
     "Recording",
     "Replay",
+    "Request",
     "can_compile",
     "can_free",
     "experience_of",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from lightning_jd.engines.tape.run._experience import experience_of
 from lightning_jd.engines.tape.run._gramian_sum import Ledger
 from lightning_jd.engines.tape.run._instances import Interpreter
 from lightning_jd.engines.tape.run._pass import Cotangents, captured
+from lightning_jd.engines.tape.run._request import Request
 
 #: Numbers that the gradients of all results may have to be held at the same time (16 MB in
 #: float32). Larger ones are consumed in hooks, one after the other, where launches do not count.
@@ -198,40 +199,28 @@ class Replay:
         return dict(zip(self.compiled.reached, found, strict=True))
 
 
-def record(
-    graph: Graph,
-    plan: Plan,
-    losses: Tensor,
-    parameters: Sequence[Tensor],
-    scale: float | Tensor,
-    ledger: Callable[[], Ledger],
-    key: Hashable,
-) -> tuple[Ledger, Compiled | None]:
+def record(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, Compiled | None]:
     """Interpret a plan, and record what that does.
 
     Args:
         graph: The graph; it is kept.
         plan: The plan.
-        losses: The losses.
-        parameters: All parameters.
-        scale: What the losses are multiplied by before they are differentiated.
-        ledger: Makes an empty ledger.
-        key: What the result depends on beside the inputs.
+        request: What is asked for.
 
     Returns:
         The ledger of the step, and the program, unless something depends on the values of tensors.
     """
+    losses, scale = request.instances, request.scale
+    assert losses is not None
     weights = None if _is_one(scale) else torch.ones_like(losses) * scale
     cotangents = captured(graph, losses, weights, plan.outputs)
     recorder = Recorder()
     reads = _Reads(graph, recorder)
-    recorded = ledger()
+    recorded = request.empty_ledger()
     try:
-        program, reached = _recorded(
-            recorder, reads, graph, plan, cotangents, parameters, scale, recorded
-        )
+        program, reached = _recorded(recorder, reads, graph, plan, cotangents, request, recorded)
     except UnrecordableError:
-        again = ledger()
+        again = request.empty_ledger()
         assembly = Assembly(plan, again)
         interpreter = Interpreter(graph, plan, len(again.G), again.G.dtype, scale)
         interpreter.interpret(cotangents, assembly.deliver)
@@ -243,7 +232,7 @@ def record(
     found = reads.found.items()
     return recorded, Compiled(
         program,
-        key,
+        request.key,
         tuple(
             (read.node, read.attribute, value.shape, value.stride(), value.dtype)
             for read, value in found
@@ -267,14 +256,14 @@ def _recorded(
     graph: Graph,
     plan: Plan,
     cotangents: dict[int, Cotangents],
-    parameters: Sequence[Tensor],
-    scale: float | Tensor,
+    request: Request,
     ledger: Ledger,
 ) -> tuple[Program, tuple[int, ...]]:
     announced = {
         node: tuple(None if D is None else recorder.input(D) for D in several)
         for node, several in cotangents.items()
     }
+    scale, parameters = request.scale, request.tensors
     if isinstance(scale, Tensor):
         scale = recorder.input(scale)
     interpreter = Interpreter(graph, plan, len(ledger.G), ledger.G.dtype, scale)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines.tape.contributions import Contribution, Rows
 from lightning_jd.engines.tape.graph import Graph
 from lightning_jd.engines.tape.owners import Evidence
@@ -16,6 +13,7 @@ from lightning_jd.engines.tape.run._assembly import Assembly
 from lightning_jd.engines.tape.run._computed_parameters import computed_rows
 from lightning_jd.engines.tape.run._gramian_sum import Ledger
 from lightning_jd.engines.tape.run._instances import Interpreter
+from lightning_jd.engines.tape.run._request import Request
 from lightning_jd.engines.tape.run._tasks import add_rows
 
 
@@ -26,9 +24,7 @@ class Recording:
         graph: The graph below the losses.
         known: What is known of it.
         plan: The plan for it.
-        objectives: The losses.
-        parameters: All parameters by position.
-        scale: What the losses are multiplied by before they are differentiated.
+        request: What is asked for.
         retain_graph: Whether the graph is kept; otherwise it is freed on the way.
     """
 
@@ -37,32 +33,29 @@ class Recording:
         graph: Graph,
         known: KnownGraph,
         plan: Plan,
-        objectives: Objectives,
-        parameters: Mapping[int, Tensor],
-        scale: float | Tensor,
+        request: Request,
         *,
         retain_graph: bool = True,
     ) -> None:
         self.graph, self.known, self.plan = graph, known, plan
-        self.objectives, self.retain_graph = objectives, retain_graph
-        self.parameters, self.scale = parameters, scale
+        self.request, self.retain_graph = request, retain_graph
         #: How each reached parameter was dealt with.
         self.paths: dict[int, str] = {}
 
     def run(self, ledger: Ledger) -> None:
         """Add the Gramian of all reached parameters to a ledger."""
-        losses, plan = self.objectives.losses, self.plan
-        by_rows = set(plan.by_rows)
-        if not isinstance(losses, Tensor) or self.objectives.kind == "tasks" or len(losses) == 1:
-            by_rows = set(plan.reached)
-        else:
-            if plan.uses:
-                self._by_owners(losses, ledger)
+        instances, by_rows = self.request.instances, self.plan.by_rows
+        if instances is None:
+            by_rows = self.plan.reached
+        elif self.plan.uses:
+            self._by_owners(instances, ledger)
         if by_rows:
             self._by_rows(by_rows, ledger)
 
     def _by_owners(self, losses: Tensor, ledger: Ledger) -> None:
-        interpreter = Interpreter(self.graph, self.plan, len(losses), ledger.G.dtype, self.scale)
+        interpreter = Interpreter(
+            self.graph, self.plan, len(losses), ledger.G.dtype, self.request.scale
+        )
         assembly = Assembly(self.plan, ledger)
         if losses.ndim == 1:
             ones, keep = torch.ones_like(losses), self.retain_graph
@@ -71,17 +64,18 @@ class Recording:
             _run_per_task(interpreter, losses, assembly)
         assembly.close()
         self.paths.update(self.plan.paths(interpreter.local))
-        computed = {k: self.parameters[k] for k in self.plan.computed}
+        computed = {k: self.request.tensors[k] for k in self.plan.computed}
         if computed:
-            m = self.objectives.m
+            m = self.request.objectives.m
             for rows in computed_rows(self.graph, self.plan, assembly.others, computed, m):
                 ledger.add(rows)
             self.paths.update(dict.fromkeys(computed, "computed"))
 
-    def _by_rows(self, positions: set[int], ledger: Ledger) -> None:
-        general = self.known.plan(Evidence(self.graph, None, self.scale))
-        chosen = {k: self.parameters[k] for k in sorted(positions)}
-        paths = add_rows(ledger, self.graph, general, self.objectives, chosen, self.scale)
+    def _by_rows(self, positions: frozenset[int], ledger: Ledger) -> None:
+        request = self.request
+        general = self.known.plan(Evidence(self.graph, None, request.scale))
+        chosen = {k: request.tensors[k] for k in sorted(positions)}
+        paths = add_rows(ledger, self.graph, general, request.objectives, chosen, request.scale)
         self.paths.update(paths)
 
 
