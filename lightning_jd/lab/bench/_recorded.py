@@ -11,7 +11,7 @@ from multiprocessing import get_context
 
 import torch
 
-from lightning_jd.lab.pretended._operations import Operation
+from lightning_jd.lab.pretended import Operation
 from lightning_jd.lab.work.networks import Work, cnn, mlp, resnet18, transformer
 from lightning_jd.lab.work.steps import OPPONENTS, make_step
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_jd.lab.bench._gpus import Gpu
-from lightning_jd.lab.pretended._operations import Operation
+from lightning_jd.lab.pretended import Operation
 
 #: Seconds that the smallest kernel takes, and that a wait adds to what it waits for: orders of
 #: magnitude that profilers show on all of these devices.

@@ -23,7 +23,7 @@ from lightning_jd.lab.threads import threads_of_torch
 from lightning_jd.lab.work.steps import working_step
 
 if TYPE_CHECKING:
-    from lightning_jd.lab.pretended._operations import Operation
+    from lightning_jd.lab.pretended import Operation
 
 _STEPS_PER_EPOCH = 32
 _MUST = 1.5
