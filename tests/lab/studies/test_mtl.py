@@ -184,6 +184,9 @@ def test_metrics_and_scores() -> None:
     assert judged(binary, logits, torch.tensor([0.0, 0.0, 1.0, 1.0])) == (75.0, 0.75)
     error, score = judged(number, logits, torch.tensor([1.1, 0.4, 0.35, 0.8]))
     assert (error, score) == (pytest.approx(1.25), pytest.approx(-0.25))
+    for task in (classes, binary, number):
+        found = judged(task, scores * float("nan"), torch.tensor([1, 0, 1, 0]))
+        assert all(math.isnan(value) for value in found)
     for task, output, target in (
         (classes, scores, torch.tensor([1, 0, 2, 2])),
         (binary, logits, torch.tensor([0.0, 0.0, 1.0, 1.0])),

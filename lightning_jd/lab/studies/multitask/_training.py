@@ -97,7 +97,9 @@ def evaluated(network: Multihead, part: Part, tasks: list[Task]) -> dict[str, tu
 
 
 def judged(task: Task, output: Tensor, target: Tensor) -> tuple[float, float]:
-    """The metric of a task, and its score, of which more is better."""
+    """The metric of a task, and its score, of which more is better; NaN of what is not finite."""
+    if not bool(output.isfinite().all()):
+        return float("nan"), float("nan")  # of which classes and orders could still be taken
     if task.kind == "classes":
         accuracy = float((output.argmax(dim=1) == target).float().mean())
         return 100 * accuracy, accuracy
