@@ -41,6 +41,7 @@ COMMANDS: Commands = {
             "metrics": "lightning_jd.lab.bench.metrics:metrics",
             "gallery": "lightning_jd.lab.bench.gallery:gallery",
             "methods": "lightning_jd.lab.bench.methods:methods",
+            "optimizers": "lightning_jd.lab.bench.optimizers:optimizers",
             "ddp": "lightning_jd.lab.bench.ddp:ddp",
         },
     ),
