@@ -311,14 +311,16 @@ class _Heads(Regression):
         found = {}
         for k, name in enumerate("abc"):
             out = features @ last.weight[k] + last.bias[k]
-            found[name] = (out - y[:, k]).square().mean()
-        return {"loss": found}
+            found[name] = (out - y[:, k]).square()
+        if self.form == "matrix":
+            return torch.stack(list(found.values()), dim=1)
+        return {"loss": {name: errors.mean() for name, errors in found.items()}}
 
 
-def _features(rank: int, folder: Path) -> None:
+def _features(rank: int, folder: Path, form: Any) -> None:
     from lightning.pytorch.strategies import DDPStrategy
 
-    run = _Heads(lr=0.05)
+    run = _Heads(form, lr=0.05)
     fit(
         run,
         _half(rank),
@@ -332,9 +334,12 @@ def _features(rank: int, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_features_of_two_processes_are_those_of_one_on_the_whole_batch(tmp_path: Path) -> None:
-    run_in_two_processes(_features, tmp_path)
-    alone = _Heads(lr=0.05)
+@pytest.mark.parametrize("form", ["tasks", "matrix"])
+def test_features_of_two_processes_are_those_of_one_on_the_whole_batch(
+    form: Any, tmp_path: Path
+) -> None:
+    run_in_two_processes(partial(_features, form=form), tmp_path)
+    alone = _Heads(form, lr=0.05)
     callback = JacobianDescent("fromfeatures")
     fit(alone, callbacks=[callback])
     assert callback.report is not None

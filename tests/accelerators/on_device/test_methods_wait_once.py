@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import lightning_jd
+from lightning_jd import optim
 from lightning_jd.aggregators import Balancer, GramianAggregator, available, balancers, resolve
-from tests.pretended import DEVICE, synchronisations
+from tests.pretended import DEVICE, host, synchronisations
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "constant": {"weights": [1.0, 0.5, 2.0, 1.0]},
@@ -35,3 +36,22 @@ def test_a_step_waits_once(name: str) -> None:
         with synchronisations() as waits:
             lightning_jd.backward(found, model, method)
     assert len(waits) <= 1, "; ".join(map(str, waits))
+
+
+@pytest.mark.parametrize("name", optim.__all__)
+def test_an_optimizer_waits_once_and_steps_as_on_the_cpu(name: str) -> None:
+    arguments = {"momentum": 0.9} if name == "SGD" else {}
+    finals = []
+    for device in (DEVICE, torch.device("cpu")):
+        params = [torch.ones(4, 3).to(device).requires_grad_() for _ in range(2)]
+        optimizer = getattr(optim, name)(params, lr=0.1, **arguments)
+        for t in range(5):
+            generator = torch.Generator().manual_seed(t)
+            for p in params:
+                p.grad = torch.randn(4, 3, generator=generator).to(device)
+            with synchronisations() as waits:
+                optimizer.step()
+        assert len(waits) == (1 if device == DEVICE else 0), "; ".join(map(str, waits))
+        finals.append([host(p.detach()) for p in params])
+    for a, b in zip(*finals, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
