@@ -210,7 +210,7 @@ class _Step:
         paths = rows.paths
         if self.weights_first and not paths:
             path = "features" if self.method.at_features else "balanced"
-            paths = dict.fromkeys((name for name, _ in rows.selected), path)
+            paths = dict.fromkeys([name for name, _ in rows.selected], path)
         if rows.plain:
             paths = {name: "plain" for name, _ in rows.plain} | paths
         self.milliseconds["total"] = sum(self.milliseconds.values())

@@ -218,3 +218,36 @@ def test_a_selection_without_a_match_is_refused() -> None:
         select(objectives, MODEL_PARAMETERS, ["trunk.*", "trnk.*"])
     with pytest.raises(ArgumentError, match=r"but the function accepts none of .*Besides patterns"):
         select(objectives, MODEL_PARAMETERS, lambda name, tensor: False)
+
+
+class _Own(nn.Module):
+    """Names its parameters itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 1)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        return ((f"own/{name}", p) for name, p in self.inner.named_parameters())
+
+
+class _Empty(nn.ModuleList):
+    """Has no entries, and a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+
+
+def test_the_parameters_of_a_module_are_those_that_it_names() -> None:
+    shared = nn.Linear(2, 2)
+    tied = nn.Linear(2, 2)
+    tied.weight = shared.weight
+    missing = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU())
+    missing.register_module("nothing", None)
+    nested = nn.ModuleDict({"a": missing, "b": nn.Sequential(shared, shared, tied), "c": _Empty()})
+    for module in (nested, nn.TransformerEncoderLayer(4, 2, 8), MODEL, nn.LSTM(2, 2, 2), _Own()):
+        expected = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        found = named_parameters_of(module)
+        assert names(found) == [name for name, _ in expected]
+        assert all(a is b for (_, a), (_, b) in zip(found, expected, strict=True))
