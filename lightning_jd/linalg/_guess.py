@@ -20,7 +20,8 @@ from torch import Tensor
 # class, and a bulk between 0.03 and 1. Half of this penalty, or twice, needs many more rounds.
 PENALTY = 0.8
 RELAXATION = 1.8
-ROUNDS = 24
+# For matrices that are singular, or nearly so, whose other eigenvalues are the fewer.
+SINGULAR_PENALTY, ROUNDS = 0.1, 40
 
 
 class Guess:
@@ -30,13 +31,13 @@ class Guess:
         v: Positive where z probably is, shape (k, m); every round writes to it.
     """
 
-    def __init__(self, C: Tensor, Q: Tensor) -> None:
+    def __init__(self, C: Tensor, Q: Tensor, penalty: float = PENALTY) -> None:
         shifted = C.to(torch.float32, copy=True)
-        shifted.diagonal().add_(PENALTY)
+        shifted.diagonal().add_(penalty)
         N = torch.cholesky_inverse(torch.linalg.cholesky_ex(shifted).L)
         self.v = (Q.to(torch.float32) @ N).neg_()
         self._constant = self.v * RELAXATION
-        self._matrix = N.mul_(RELAXATION * PENALTY)
+        self._matrix = N.mul_(RELAXATION * penalty)
         self._matrix.diagonal().sub_(RELAXATION / 2)
         self._modulus = torch.empty_like(self.v)
 
@@ -51,4 +52,4 @@ class Guess:
 
 def guess_positive(C: Tensor, Q: Tensor) -> Tensor:
     """Which entries of z are probably positive, for every row of ``Q`` (k, m)."""
-    return Guess(C, Q).iterate(ROUNDS) > 0
+    return Guess(C, Q, SINGULAR_PENALTY).iterate(ROUNDS) > 0

@@ -27,7 +27,7 @@ FEW = 6  # so many are finished one by one in any round, unless systems are mask
 
 # Above these m, products of matrices take less time than systems: in float32, which reaches
 # tolerances of SINGLE, and in float64.
-PRODUCTS, EXACT_PRODUCTS = 64, 160
+PRODUCTS, EXACT_PRODUCTS = 96, 200
 SINGLE = 5e-7
 
 # The guess. Small problems take few iterations; above FIXED it pays to look when to stop.
