@@ -9,7 +9,7 @@ import numpy as np
 from lightning_jd.linalg._arrays import Array
 from lightning_jd.linalg._lapack import routines
 
-TINY = 6  # up to this m it beats all rows at once
+TINY = 8  # up to this m it beats all rows at once
 
 
 def solve_rows(C: Array, Q: Array) -> tuple[Array, Array]:

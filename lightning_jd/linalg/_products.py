@@ -16,9 +16,9 @@ from lightning_jd.linalg._guess import Guess
 FIRST, BETWEEN, LAST = 8, 4, 16
 SETTLED = 2.0  # entries of a row that may still change: conjugate gradients repair them
 HOPELESS = 0.08  # share of a row that still changes where most eigenvalues are tiny
-# A row whose set differs from that of most rows in d entries is a system of d unknowns, about d³
-# operations, of which a CPU does far fewer in a second than of the m² in each step of the products.
-SIMILAR = 1.6
+# A row whose set differs from that of most rows in d entries is a system of d unknowns. It takes
+# about d³ operations at a slow pace; products take m² at a fast pace, and some for each entry.
+PER_PRODUCT, PER_ENTRY = 0.8, 200.0
 BURSTS = 10
 STEPS = 6  # in a burst
 # The residual of half of the rows after so many bursts where products converge too slowly.
@@ -74,7 +74,8 @@ def _are_similar(v: Tensor) -> bool:
     inside = v.clone().gt_(0)
     majority = inside.mean(dim=0).gt_(0.5)
     differences = inside.sub_(majority).abs_().sum(dim=1)
-    return float(differences.pow(3).mean()) <= SIMILAR * v.shape[1] ** 2
+    m = v.shape[1]
+    return float(differences.pow(3).mean()) <= PER_PRODUCT * m**2 + PER_ENTRY * m
 
 
 def _guess(C: Tensor, Q: Tensor) -> Tensor | None:
