@@ -10,22 +10,38 @@ from lightning_jd.engines.tape.contributions import (
     Rows,
     Settled,
 )
+from lightning_jd.engines.tape.graph import reader
+from lightning_jd.engines.tape.owners import Owners
+from lightning_jd.engines.tape.owners.flow import (
+    REDUCED,
+    Crossing,
+    UnprovenError,
+    register_flow,
+    unregister_flow,
+)
 from lightning_jd.engines.tape.rules import NotApplicableError, Site, register_rule, unregister_rule
 
 __all__ = [
+    "REDUCED",
     "Budget",
     "Contribution",
+    "Crossing",
     "Explanation",
     "Factors",
     "NotApplicableError",
     "OuterProduct",
+    "Owners",
     "Rows",
     "Settled",
     "Site",
     "Slow",
     "Tape",
+    "UnprovenError",
     "explain",
+    "reader",
+    "register_flow",
     "register_rule",
     "slow_parameters",
+    "unregister_flow",
     "unregister_rule",
 ]

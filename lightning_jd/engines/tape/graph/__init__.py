@@ -6,6 +6,7 @@ from lightning_jd.engines.tape.graph._node_arguments import (
     Indices,
     Reader,
     any_hooked,
+    forget_facts,
     is_hooked,
     read_indices,
     reader,
@@ -13,7 +14,7 @@ from lightning_jd.engines.tape.graph._node_arguments import (
     signed,
 )
 from lightning_jd.engines.tape.graph._order import lowest, parents_first, reaching_of
-from lightning_jd.engines.tape.graph._placement import Placement, overlap, place
+from lightning_jd.engines.tape.graph._placement import RESHAPES, VIEWS, Placement, overlap, place
 from lightning_jd.engines.tape.graph._records import (
     FOREIGN,
     LEAF,
@@ -31,6 +32,8 @@ __all__ = [
     "FOREIGN",
     "LEAF",
     "NESTED",
+    "RESHAPES",
+    "VIEWS",
     "Constant",
     "Edge",
     "Graph",
@@ -41,6 +44,7 @@ __all__ = [
     "Record",
     "Shape",
     "any_hooked",
+    "forget_facts",
     "gradients_of",
     "is_constant",
     "is_hooked",

@@ -47,6 +47,11 @@ def register_facts(name: str, read: Reader) -> None:
     READERS[name] = read
 
 
+def forget_facts(name: str) -> None:
+    """Undo :func:`register_facts`."""
+    READERS.pop(name, None)
+
+
 def reader(*names: str) -> Callable[[Node], Hashable]:
     """A function that reads the named arguments, as a tuple."""
     attributes = ["_saved_" + name for name in names]

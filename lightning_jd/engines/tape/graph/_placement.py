@@ -19,11 +19,12 @@ from lightning_jd.engines.tape.graph._constants import Constant
 from lightning_jd.engines.tape.graph._records import FOREIGN, LEAF, Edge, Record
 from lightning_jd.engines.tape.graph._types import Ids, Shape
 
-_SAME_ORDER = {
+#: Views that show the same entries in the same order.
+RESHAPES = {
     *["ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0"],
     *["UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"],
-    *["ToCopyBackward0", "CloneBackward0"],
 }
+_SAME_ORDER = {*RESHAPES, "ToCopyBackward0", "CloneBackward0"}
 _SPLITS = {
     *["SplitBackward0", "SplitWithSizesBackward0", "UnsafeSplitBackward0", "ChunkBackward0"],
     *["UnsafeSplitWithSizesBackward0", "UnsafeChunkBackward0"],
@@ -182,6 +183,10 @@ _MOVES = {
     "UnbindBackward0": _unbind,
     **dict.fromkeys(_SPLITS, _split),
 }
+
+
+#: Operations whose results have no memory of their own.
+VIEWS = frozenset({*RESHAPES, *_MOVES, "ExpandBackward0"})
 
 
 def overlap(placements: Sequence[Placement]) -> bool:

@@ -2,7 +2,6 @@
 
 from lightning_jd.engines.tape.plan._cache import KnownGraph, known_graph, standing_of
 from lightning_jd.engines.tape.plan._plan import Plan
-from lightning_jd.engines.tape.plan._shared_input import cheaper_without_gradients, shared_input
 from lightning_jd.engines.tape.plan._trunk import Trunk
 from lightning_jd.engines.tape.plan._uses import Unit, Use
 
@@ -12,8 +11,6 @@ __all__ = [
     "Trunk",
     "Unit",
     "Use",
-    "cheaper_without_gradients",
     "known_graph",
-    "shared_input",
     "standing_of",
 ]

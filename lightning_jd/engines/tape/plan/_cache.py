@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from lightning_jd.engines.tape.graph import LEAF, Edge, Graph, Record, records_of
 from lightning_jd.engines.tape.owners import Evidence, Questions
+from lightning_jd.engines.tape.owners.flow import flow_version
 from lightning_jd.engines.tape.plan._plan import Plan, make_plan
 from lightning_jd.engines.tape.rules import version
 
@@ -147,13 +148,13 @@ _standing: Recent[Standing] = Recent(256)
 
 def known_graph(graph: Graph) -> KnownGraph:
     """What is known of a graph that looks like this one."""
-    key = _Key(graph.signature, graph.roots, version())
+    key = _Key(graph.signature, graph.roots, version(), flow_version())
     return _known.get(key, lambda: KnownGraph(graph.signature, graph.roots))
 
 
 def standing_of(known: KnownGraph, owners: int, hooks: int) -> Standing:
     """What certificates have shown about graphs of this kind, with or without hooks."""
-    return _standing.get((known.kind, owners == 1, hooks > 0, version()), Standing)
+    return _standing.get((known.kind, owners == 1, hooks > 0, version(), flow_version()), Standing)
 
 
 def forget() -> None:

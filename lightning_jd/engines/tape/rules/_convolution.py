@@ -7,7 +7,7 @@ from lightning_jd.engines.tape.contributions.convolution import ConvolutionWeigh
 from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
 
 
-@register_rule("ConvolutionBackward0", 1, saved=("input",))
+@register_rule("ConvolutionBackward0", 1, saved=("input",), for_tasks=True)
 def weight(site: Site) -> Contribution:
     """The weight: each sample is a convolution of its own."""
     if site.owners.axis != 0:
@@ -25,7 +25,7 @@ def weight(site: Site) -> Contribution:
     return ConvolutionWeight(x, D, geometry, site.placements[0])
 
 
-@register_rule("ConvolutionBackward0", 2)
+@register_rule("ConvolutionBackward0", 2, for_tasks=True)
 def bias(site: Site) -> Contribution:
     """The bias: the sum of the cotangent over all positions."""
     if site.owners.axis != 0:

@@ -105,6 +105,7 @@ class _Entry:
     saved: tuple[str, ...]
     bias: int | None
     outputs: int
+    for_tasks: bool
 
 
 _RULES: dict[tuple[str, int], _Entry] = {}
@@ -119,6 +120,7 @@ def register_rule(
     saved: tuple[str, ...] = (),
     bias: int | None = None,
     outputs: int = 1,
+    for_tasks: bool = False,
 ) -> Callable[[Rule], Rule]:
     """Teach the tape an operation.
 
@@ -131,6 +133,7 @@ def register_rule(
         bias: Another slot that the same rule can include in its contribution.
         outputs: How many outputs of the operation the rule reads the cotangents of. It is not asked
             where a loss depends on others.
+        for_tasks: Whether it is faster than autograd also for a single row, so that tasks ask it.
 
     Raises:
         ArgumentError: If there is a rule for this input already.
@@ -142,7 +145,7 @@ def register_rule(
                 f"`register_rule` must name an input without a rule, got {name!r}, slot {slot}. "
                 "Remove the old one with `unregister_rule` first."
             )
-        _set(name, slot, _Entry(rule, saved, bias, outputs))
+        _set(name, slot, _Entry(rule, saved, bias, outputs, for_tasks))
         return rule
 
     return register
@@ -184,6 +187,12 @@ def outputs_of(name: str, slot: int) -> int:
     """How many outputs of the operation a rule reads."""
     entry = _RULES.get((name, slot))
     return 1 if entry is None else entry.outputs
+
+
+def is_for_tasks(name: str, slot: int) -> bool:
+    """Whether a rule is faster than autograd also for a single row."""
+    entry = _RULES.get((name, slot))
+    return entry is not None and entry.for_tasks
 
 
 def version() -> int:

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from math import prod
 
-from lightning_jd.engines.tape.graph import Graph, is_hooked
+from lightning_jd.engines.tape.graph import VIEWS, Graph, is_hooked
 from lightning_jd.engines.tape.plan import Plan
 from lightning_jd.engines.tape.rules import saved_names_of
 from lightning_jd.engines.tape.run._experience import experience_of
 
 #: What may be kept, as a share of parameters and of the results of all operations.
 _SHARE = 0.3
-#: Operations whose results have no memory of their own.
-_VIEWS = frozenset(
-    "View UnsafeView ReshapeAlias Squeeze Unsqueeze Transpose T Permute Select Slice Split Unbind "
-    "Expand Alias".split()
-)
 
 
 def can_free(graph: Graph, plan: Plan) -> bool:
@@ -51,7 +46,7 @@ def is_light(plan: Plan) -> bool:
     numbers = sum(
         prod(shape)
         for record in plan.records
-        if record.name.split("Backward")[0] not in _VIEWS
+        if record.name not in VIEWS
         for shape in record.shapes
     )
     return kept <= _SHARE * numbers

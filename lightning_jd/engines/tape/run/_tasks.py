@@ -8,18 +8,19 @@ from math import prod
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines.tape.contributions import (
     Contribution,
+    OuterProduct,
     Rows,
     SharedActivations,
 )
-from lightning_jd.engines.tape.graph import Graph, Placement
+from lightning_jd.engines.tape.graph import Graph, Placement, Shape
 from lightning_jd.engines.tape.owners import Arrangement, Owners
-from lightning_jd.engines.tape.plan import Plan, Use, cheaper_without_gradients, shared_input
-from lightning_jd.engines.tape.rules import Site, rule_of
+from lightning_jd.engines.tape.plan import Plan, Use
+from lightning_jd.engines.tape.rules import NotApplicableError, Site, is_for_tasks, rule_of
 from lightning_jd.engines.tape.run._gramian_sum import Ledger
 from lightning_jd.engines.tape.run._passes import Passes, Target
 
@@ -90,31 +91,56 @@ def _single_uses(plan: Plan, parameters: Collection[int]) -> Iterator[Use]:
 def _without_gradients(
     graph: Graph, plan: Plan, use: Use, m: int, dtype: torch.dtype
 ) -> Target | None:
-    if not cheaper_without_gradients(plan, use, m):
+    """A matrix weight ``W`` in ``b + x W``, if :class:`SharedActivations` takes fewer operations.
+
+    What meets the weight is asked of the rule, with a cotangent that nobody looks at.
+    """
+    shape, weight = plan.records[use.node].shapes[0], use.placements[0]
+    if len(shape) != 2 or len(weight.shape) != 2 or not _shared_is_cheaper(shape, weight, m):
         return None
-    if (A := shared_input(graph.nodes[use.node], use)) is None:
+    node = graph.nodes[use.node]
+    nothing = torch.zeros((), dtype=dtype, device=node._input_metadata[0].device).expand(shape)
+    try:
+        part = _one_row(node, use, nothing, dtype)
+    except NotApplicableError:
+        return None
+    if not isinstance(part, OuterProduct) or part.cotangents_first:
         return None
     return Target(
         parameters=tuple(placement.parameter for placement in use.placements),
         node=use.node,
-        what=GradientEdge(graph.nodes[use.node], 0),
+        what=GradientEdge(node, 0),
         row=None,
-        contribution=lambda D: SharedActivations(A.to(dtype), D, *use.placements),
+        contribution=lambda D: SharedActivations(part.A[0], D, *use.placements),
         path="kernel",
     )
 
 
-def _by_rule(graph: Graph, use: Use, dtype: torch.dtype) -> Target | None:
-    """Convolutions: autograd has no fast way to the weight of some, nor to the bias of any."""
-    node = graph.nodes[use.node]
+def _shared_is_cheaper(output: Shape, weight: Placement, m: int) -> bool:
+    (n, o), i = output, weight.shape[0]
+    without = n * n * i + m * n * n * o + m * m * n * o
+    return without < m * n * i * o + m * m * i * o
+
+
+def _one_row(node: Node, use: Use, cotangent: Tensor, dtype: torch.dtype) -> Contribution | None:
+    """What a rule makes of a cotangent that belongs to one objective."""
     rule = rule_of(node.name(), use.slots[0])
-    if node.name() != "ConvolutionBackward0" or rule is None:
+    if rule is None:
+        return None
+    everyone = Arrangement(Owners(0, np.zeros(cotangent.shape[0], dtype=np.int64)), 1)
+    found = rule(Site(node, use.slots, (cotangent,), everyone, use.placements, dtype))
+    return found if isinstance(found, Contribution) else Rows(found, use.placements[0])
+
+
+def _by_rule(graph: Graph, use: Use, dtype: torch.dtype) -> Target | None:
+    """Operations whose rule is faster than autograd also for one row."""
+    node = graph.nodes[use.node]
+    if not is_for_tasks(node.name(), use.slots[0]):
         return None
 
     def row(gradient: Tensor) -> Tensor:
-        everyone = Arrangement(Owners(0, np.zeros(gradient.shape[0], dtype=np.int64)), 1)
-        found = rule(Site(node, use.slots, (gradient,), everyone, use.placements, dtype))
-        assert isinstance(found, Contribution)
+        found = _one_row(node, use, gradient, dtype)
+        assert found is not None
         return found.rows()[0]
 
     position, size = use.placements[0].parameter, use.placements[0].size

@@ -21,8 +21,10 @@ from lightning_jd.engines.tape.owners.flow._registry import (
     Flowed,
     UnprovenError,
     flow_of,
-    flows,
+    flow_version,
     is_known,
+    register_flow,
+    unregister_flow,
 )
 
 __all__ = [
@@ -31,7 +33,9 @@ __all__ = [
     "Flowed",
     "UnprovenError",
     "flow_of",
-    "flows",
+    "flow_version",
     "is_elementwise",
     "is_known",
+    "register_flow",
+    "unregister_flow",
 ]

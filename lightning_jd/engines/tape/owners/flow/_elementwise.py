@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from lightning_jd.engines.tape.graph import Shape
 from lightning_jd.engines.tape.owners._owners import Owners
-from lightning_jd.engines.tape.owners.flow._registry import REDUCED, Crossing, Flowed, flows
+from lightning_jd.engines.tape.owners.flow._registry import REDUCED, Crossing, Flowed, register_flow
 
 _NAMES = """
-    Abs Acos Acosh Add Addcdiv Addcmul Alias Angle Asin Asinh Atan Atan2 Atanh BinaryCrossEntropy
+    Abs Acos Acosh Add Addcdiv Addcmul Angle Asin Asinh Atan Atan2 Atanh BinaryCrossEntropy
     BinaryCrossEntropyWithLogits Ceil Celu Clamp ClampMax ClampMin Clone Complex Conj ConjPhysical
     Copysign Cos Cosh Deg2Rad Digamma Div Elu Erf Erfc Erfinv Exp Exp2 Expand Expm1 Fill Floor Fmax
     Fmin Fmod Frac Gelu Hardshrink Hardsigmoid Hardswish Hardtanh HuberLoss Hypot I0 Imag LeakyRelu
@@ -30,7 +30,7 @@ def is_elementwise(name: str) -> bool:
     return name in _ELEMENTWISE
 
 
-@flows(*_ELEMENTWISE)
+@register_flow(*_ELEMENTWISE)
 def elementwise(at: Crossing) -> Sequence[Flowed]:
     """Entry q of an input is broadcast to some entries of the output, and matters to these only."""
     return [broadcast(at.only, at.axis, at.shapes[0], shape) for shape in at.inputs]

@@ -19,11 +19,11 @@ from lightning_jd.engines.tape.owners.flow._registry import (
     Crossing,
     Flowed,
     UnprovenError,
-    flows,
+    register_flow,
 )
 
 
-@flows("IndexSelectBackward0", facts=reader("dim"))
+@register_flow("IndexSelectBackward0", facts=reader("dim"))
 def index_select(at: Crossing) -> Sequence[Flowed]:
     """Slices of one axis, in the order of the index."""
     dim = at.dim(0, len(at.input))
@@ -33,7 +33,7 @@ def index_select(at: Crossing) -> Sequence[Flowed]:
     return [at.only.scattered(index.reshape(-1), at.input[dim])]
 
 
-@flows("GatherBackward0", facts=reader("dim"))
+@register_flow("GatherBackward0", facts=reader("dim"))
 def gather(at: Crossing) -> Sequence[Flowed]:
     """Entries move along one axis only; the index may cover a part of the others."""
     dim = at.dim(0, at.rank)
@@ -45,7 +45,9 @@ def gather(at: Crossing) -> Sequence[Flowed]:
     return [at.only.scattered(lines, at.input[dim])]
 
 
-@flows("IndexAddBackward0", "IndexCopyBackward0", "IndexReduceBackward0", facts=reader("dim"))
+@register_flow(
+    "IndexAddBackward0", "IndexCopyBackward0", "IndexReduceBackward0", facts=reader("dim")
+)
 def index_add(at: Crossing) -> Sequence[Flowed]:
     """Slice j of the second input goes to slice index[j] of the result."""
     dim = at.dim(0, at.rank)
@@ -57,13 +59,15 @@ def index_add(at: Crossing) -> Sequence[Flowed]:
     return [at.only, at.only.taken(index.reshape(-1))]
 
 
-@flows("IndexFillBackward0", "IndexFillBackward1", "ScatterBackward1", facts=reader("dim"))
+@register_flow("IndexFillBackward0", "IndexFillBackward1", "ScatterBackward1", facts=reader("dim"))
 def fill(at: Crossing) -> Sequence[Flowed]:
     """Some entries are replaced by a number; the others stay where they are."""
     return [at.only, *[REDUCED] * (len(at.inputs) - 1)]
 
 
-@flows("ScatterAddBackward0", "ScatterBackward0", "ScatterReduceBackward0", facts=reader("dim"))
+@register_flow(
+    "ScatterAddBackward0", "ScatterBackward0", "ScatterReduceBackward0", facts=reader("dim")
+)
 def scatter(at: Crossing) -> Sequence[Flowed]:
     """Entries of the second input move along one axis; the index may cover a part of them."""
     dim, source = at.dim(0, at.rank), at.inputs[1]
@@ -95,7 +99,7 @@ def _lines(index: Ids, axis: int) -> Ids:
     return lines.reshape(len(lines), prod(lines.shape[1:]))
 
 
-@flows("IndexBackward0", facts=read_indices)
+@register_flow("IndexBackward0", facts=read_indices)
 def index(at: Crossing) -> Sequence[Flowed]:
     """``x[indices]``."""
     block = _Block.of(at, len(at.input))
@@ -113,7 +117,7 @@ def index(at: Crossing) -> Sequence[Flowed]:
     raise UnprovenError
 
 
-@flows("IndexPutBackward0", facts=read_indices)
+@register_flow("IndexPutBackward0", facts=read_indices)
 def index_put(at: Crossing) -> Sequence[Flowed]:
     """``x[indices] = values``: x keeps its owners, values get those of where they go to."""
     if at.inputs[1] is None:
@@ -132,7 +136,7 @@ def index_put(at: Crossing) -> Sequence[Flowed]:
     return [at.only, broadcast(target, target.axis, shape, at.inputs[1])]
 
 
-@flows("MaskedSelectBackward0", "MaskedScatterBackward0")
+@register_flow("MaskedSelectBackward0", "MaskedScatterBackward0")
 def masked(at: Crossing) -> Sequence[Flowed]:
     """The entries where a mask is true, one after the other; or back to where they were."""
     if len(at.inputs) == 1:  # x[mask], flat

@@ -11,31 +11,31 @@ from lightning_jd.engines.tape.owners.flow._registry import (
     Crossing,
     Flowed,
     UnprovenError,
-    flows,
+    register_flow,
     with_shared,
 )
 
 
-@flows("MmBackward0")
+@register_flow("MmBackward0")
 def mm(at: Crossing) -> Sequence[Flowed]:
     """Rows of the product come from rows of the left factor, columns from columns of the right."""
     return [at.only, REDUCED] if at.axis == 0 else [REDUCED, at.only]
 
 
-@flows("AddmmBackward0", facts=reader("beta"))
+@register_flow("AddmmBackward0", facts=reader("beta"))
 def addmm(at: Crossing) -> Sequence[Flowed]:
     """A product and something that is broadcast to it."""
     return [broadcast(at.only, at.axis, at.shapes[0], at.inputs[0]), *mm(at)]
 
 
-@flows("BmmBackward0")
+@register_flow("BmmBackward0")
 def bmm(at: Crossing) -> Sequence[Flowed]:
     """A product per slice of the first axis."""
     by_axis: list[list[Flowed]] = [[at.only, at.only], [at.only, REDUCED], [REDUCED, at.only]]
     return by_axis[at.axis]
 
 
-@flows("GroupedMmBackward0")
+@register_flow("GroupedMmBackward0")
 def grouped_mm(at: Crossing) -> Sequence[Flowed]:
     """Runs of rows, each times a matrix of its own."""
     if at.axis != 0 or at.rank != 2 or any(shape and len(shape) == 2 for shape in at.inputs[1:]):
@@ -43,25 +43,25 @@ def grouped_mm(at: Crossing) -> Sequence[Flowed]:
     return [at.only, REDUCED]
 
 
-@flows("BaddbmmBackward0")
+@register_flow("BaddbmmBackward0")
 def baddbmm(at: Crossing) -> Sequence[Flowed]:
     """A batched product and something that is broadcast to it."""
     return [broadcast(at.only, at.axis, at.shapes[0], at.inputs[0]), *bmm(at)]
 
 
-@flows("MvBackward0")
+@register_flow("MvBackward0")
 def mv(at: Crossing) -> Sequence[Flowed]:
     """Entries come from rows of the matrix."""
     return [at.only, REDUCED]
 
 
-@flows("AddmvBackward0")
+@register_flow("AddmvBackward0")
 def addmv(at: Crossing) -> Sequence[Flowed]:
     """A matrix-vector product and something that is broadcast to it."""
     return [broadcast(at.only, at.axis, at.shapes[0], at.inputs[0]), *mv(at)]
 
 
-@flows(
+@register_flow(
     *["LinalgCholeskyExBackward0", "LinalgInvExBackward0", "LinalgSolveTriangularBackward0"],
     *["LinalgSolveExBackward0", "CholeskySolveBackward0", "LinalgMatrixExpBackward0"],
 )
@@ -75,7 +75,7 @@ def matrices(at: Crossing) -> Sequence[Flowed]:
     return at.everywhere(at.only)
 
 
-@flows("LinearBackward0")
+@register_flow("LinearBackward0")
 def linear(at: Crossing) -> Sequence[Flowed]:
     """The last axis is new, all others are those of the input."""
     if at.axis == at.rank - 1:
@@ -83,7 +83,7 @@ def linear(at: Crossing) -> Sequence[Flowed]:
     return with_shared(at, at.only)
 
 
-@flows("TrilinearBackward0")
+@register_flow("TrilinearBackward0")
 def bilinear(at: Crossing) -> Sequence[Flowed]:
     """The product inside of ``nn.Bilinear``: rows of both inputs, and a weight."""
     if at.axis != 0 or at.rank != 2 or len(at.inputs) != 3:
@@ -91,7 +91,7 @@ def bilinear(at: Crossing) -> Sequence[Flowed]:
     return [at.only, REDUCED, at.only]
 
 
-@flows(
+@register_flow(
     "ScaledDotProductFlashAttentionForCpuBackward0",
     "ScaledDotProductFlashAttentionBackward0",
     "ScaledDotProductEfficientAttentionBackward0",

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_jd.engines.tape.graph import reader
-from lightning_jd.engines.tape.owners.flow._registry import Crossing, Flowed, UnprovenError, flows
+from lightning_jd.engines.tape.owners.flow._registry import (
+    Crossing,
+    Flowed,
+    UnprovenError,
+    register_flow,
+)
 
 
-@flows(
+@register_flow(
     *["SumBackward1", "MeanBackward1", "AmaxBackward0", "AminBackward0", "LogsumexpBackward0"],
     *["MaxBackward0", "MinBackward0", "MedianBackward1", "NanmedianBackward1", "ModeBackward0"],
     *["ProdBackward1", "NansumBackward0", "LinalgVectorNormBackward0", "KthvalueBackward0"],
@@ -28,7 +33,7 @@ def reduction(at: Crossing) -> Sequence[Flowed]:
     return [at.only.moved(axis)]
 
 
-@flows("VarMeanBackward0", "StdMeanBackward0", facts=reader("dim", "keepdim"))
+@register_flow("VarMeanBackward0", "StdMeanBackward0", facts=reader("dim", "keepdim"))
 def two_reductions(at: Crossing) -> Sequence[Flowed]:
     """Two results of one reduction, which must have the same owners where both are used."""
     used = [owners for owners in at.owners if owners is not None]
@@ -37,7 +42,7 @@ def two_reductions(at: Crossing) -> Sequence[Flowed]:
     return reduction(Crossing(used[:1], at.shapes[:1], at.inputs, at.facts))
 
 
-@flows(
+@register_flow(
     *["SoftmaxBackward0", "LogSoftmaxBackward0", "SafeSoftmaxBackward0", "CumsumBackward0"],
     *["CumprodBackward0", "LogcumsumexpBackward0", "SortBackward0", "TopkBackward0"],
     *["GluBackward0", "CummaxBackward0", "CumminBackward0"],
@@ -50,7 +55,7 @@ def along_one_axis(at: Crossing) -> Sequence[Flowed]:
     return [at.only]
 
 
-@flows("NllLossBackward0", "NllLoss2DBackward0", facts=reader("reduction"))
+@register_flow("NllLossBackward0", "NllLoss2DBackward0", facts=reader("reduction"))
 def class_picking_loss(at: Crossing) -> Sequence[Flowed]:
     """(N, ...) losses of (N, classes, ...) scores, not reduced."""
     if at.facts[0] != 0 or len(at.input) != at.rank + 1:
@@ -58,7 +63,9 @@ def class_picking_loss(at: Crossing) -> Sequence[Flowed]:
     return [at.only.moved(0 if at.axis == 0 else at.axis + 1)]
 
 
-@flows("MultiMarginLossBackward0", "MultilabelMarginLossBackward0", facts=reader("reduction"))
+@register_flow(
+    "MultiMarginLossBackward0", "MultilabelMarginLossBackward0", facts=reader("reduction")
+)
 def row_loss(at: Crossing) -> Sequence[Flowed]:
     """(N,) losses of (N, classes) scores, not reduced."""
     if at.facts[0] != 0 or len(at.input) != 2 or at.rank != 1:
@@ -66,7 +73,7 @@ def row_loss(at: Crossing) -> Sequence[Flowed]:
     return [at.only.moved(0)]
 
 
-@flows("CtcLossBackward0", "CtcLossBackward1")
+@register_flow("CtcLossBackward0", "CtcLossBackward1")
 def alignment_loss(at: Crossing) -> Sequence[Flowed]:
     """(N,) losses of (time, N, classes) scores."""
     if len(at.input) != 3 or at.rank != 1:

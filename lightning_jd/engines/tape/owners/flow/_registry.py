@@ -1,14 +1,16 @@
-"""The table of flows, and what a flow is told about an operation."""
+"""The table of register_flow, and what a flow is told about an operation."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Literal
 
-from lightning_jd.engines.tape.graph import Ids, Reader, Shape, register_facts
+from lightning_jd.engines.tape.graph import Ids, Reader, Shape, forget_facts, register_facts
 from lightning_jd.engines.tape.owners._owners import Owners
+from lightning_jd.errors import ArgumentError
 
 
 class _Reduced(Enum):
@@ -22,7 +24,7 @@ Flowed = Owners | Literal[_Reduced.REDUCED] | None
 
 
 class UnprovenError(Exception):
-    """Raised by a flow that does not apply; never leaves this package."""
+    """Raised by a flow that does not apply; the experiment is made then."""
 
 
 @dataclass(frozen=True)
@@ -99,22 +101,53 @@ Flow = Callable[[Crossing], Sequence[Flowed]]
 _FLOWS: dict[str, Flow] = {}
 
 
-def flows(*names: str, facts: Reader | None = None) -> Callable[[Flow], Flow]:
-    """Register a flow for autograd nodes of these names.
+_changes = itertools.count()
+_version = next(_changes)
+
+
+def register_flow(*names: str, facts: Reader | None = None) -> Callable[[Flow], Flow]:
+    """Teach the tape how owners flow through an operation.
 
     Args:
-        names: Such as ``"MmBackward0"``.
-        facts: Reads the arguments that the flow depends on, if any.
+        names: The names of the autograd nodes, ``y.grad_fn.name()``, such as ``"MmBackward0"``.
+        facts: Reads the arguments of the operation that the flow depends on, if any; see
+            :func:`reader`.
+
+    Raises:
+        ArgumentError: If there is a flow for such a node already.
     """
 
     def register(flow: Flow) -> Flow:
         for name in names:
+            if name in _FLOWS:
+                raise ArgumentError(
+                    f"`register_flow` must name an operation without a flow, got {name!r}. Remove "
+                    "the old one with `unregister_flow` first."
+                )
             _FLOWS[name] = flow
             if facts is not None:
                 register_facts(name, facts)
+        _changed()
         return flow
 
     return register
+
+
+def unregister_flow(name: str) -> None:
+    """Forget a flow; what owners do in the operation is then found by experiment."""
+    _FLOWS.pop(name, None)
+    forget_facts(name)
+    _changed()
+
+
+def _changed() -> None:
+    global _version
+    _version = next(_changes)
+
+
+def flow_version() -> int:
+    """Changes when flows are added or removed, so that plans made before can be told apart."""
+    return _version
 
 
 def flow_of(name: str, at: Crossing) -> Sequence[Flowed]:

@@ -12,18 +12,18 @@ from lightning_jd.engines.tape.owners.flow._registry import (
     Crossing,
     Flowed,
     UnprovenError,
-    flows,
+    register_flow,
 )
 
 
-@flows("SelectBackward0", facts=reader("dim", "index"))
+@register_flow("SelectBackward0", facts=reader("dim", "index"))
 def select(at: Crossing) -> Sequence[Flowed]:
     """One slice of an axis that disappears."""
     dim = at.dim(0, len(at.input))
     return [at.only.moved(at.axis + (dim <= at.axis))]
 
 
-@flows("SliceBackward0", facts=reader("dim", "start", "end", "step"))
+@register_flow("SliceBackward0", facts=reader("dim", "start", "end", "step"))
 def cut(at: Crossing) -> Sequence[Flowed]:
     """A range of an axis; nobody owns what is outside."""
     _, start, end, step = at.facts
@@ -36,7 +36,7 @@ def cut(at: Crossing) -> Sequence[Flowed]:
     return [at.only.spread(where, size)]
 
 
-@flows("SliceScatterBackward0", facts=reader("dim", "start", "end", "step"))
+@register_flow("SliceScatterBackward0", facts=reader("dim", "start", "end", "step"))
 def slice_scatter(at: Crossing) -> Sequence[Flowed]:
     """A range of an axis is replaced by the second input."""
     _, start, end, step = at.facts
@@ -46,7 +46,7 @@ def slice_scatter(at: Crossing) -> Sequence[Flowed]:
     return [at.only, at.only.taken(where)]
 
 
-@flows("CatBackward0", facts=reader("dim"))
+@register_flow("CatBackward0", facts=reader("dim"))
 def cat(at: Crossing) -> Sequence[Flowed]:
     """Inputs one after the other along an axis."""
     if any(shape is not None and len(shape) != at.rank for shape in at.inputs):
@@ -74,7 +74,7 @@ def _cut_into(at: Crossing, sizes: Sequence[int | None]) -> list[Flowed]:
     return flowed
 
 
-@flows("StackBackward0", facts=reader("dim"))
+@register_flow("StackBackward0", facts=reader("dim"))
 def stack(at: Crossing) -> Sequence[Flowed]:
     """Inputs side by side along a new axis; an input may belong to one owner entirely."""
     dim = at.dim(0, at.rank)
@@ -85,7 +85,7 @@ def stack(at: Crossing) -> Sequence[Flowed]:
     return [Owners(None, at.only.ids[i : i + 1]) for i in range(len(at.inputs))]
 
 
-@flows("UnbindBackward0", facts=reader("dim"))
+@register_flow("UnbindBackward0", facts=reader("dim"))
 def unbind(at: Crossing) -> Sequence[Flowed]:
     """Output j is slice j of an axis that disappears."""
     dim = at.dim(0, len(at.input))
@@ -103,7 +103,7 @@ def unbind(at: Crossing) -> Sequence[Flowed]:
     return [found]
 
 
-@flows(
+@register_flow(
     *["SplitBackward0", "SplitWithSizesBackward0", "UnsafeSplitBackward0"],
     *["UnsafeSplitWithSizesBackward0", "ChunkBackward0", "UnsafeChunkBackward0"],
     facts=reader("dim"),

@@ -7,20 +7,18 @@ from math import prod
 
 import numpy as np
 
-from lightning_jd.engines.tape.graph import reader
+from lightning_jd.engines.tape.graph import RESHAPES, reader
 from lightning_jd.engines.tape.owners._owners import Owners
 from lightning_jd.engines.tape.owners.flow._registry import (
     REDUCED,
     Crossing,
     Flowed,
     UnprovenError,
-    flows,
+    register_flow,
 )
 
-_RESHAPES = "View UnsafeView ReshapeAlias Squeeze Unsqueeze".split()
 
-
-@flows(*[f"{name}Backward{version}" for name in _RESHAPES for version in range(4)])
+@register_flow(*RESHAPES)
 def reshape(at: Crossing) -> Sequence[Flowed]:
     """The row-major order of the entries stays."""
     if prod(at.input) != prod(at.shapes[0]):
@@ -28,26 +26,26 @@ def reshape(at: Crossing) -> Sequence[Flowed]:
     return [at.only.reshaped(at.shapes[0], at.input)]
 
 
-@flows("TransposeBackward0", "TransposeBackward1", facts=reader("dim0", "dim1"))
+@register_flow("TransposeBackward0", "TransposeBackward1", facts=reader("dim0", "dim1"))
 def transpose(at: Crossing) -> Sequence[Flowed]:
     """Two axes swap."""
     first, second = at.dim(0, at.rank), at.dim(1, at.rank)
     return [at.only.moved({first: second, second: first}.get(at.axis, at.axis))]
 
 
-@flows("TBackward0", "TBackward1")
+@register_flow("TBackward0", "TBackward1")
 def matrix_transpose(at: Crossing) -> Sequence[Flowed]:
     """The two axes of a matrix swap; a vector stays."""
     return [at.only.moved(1 - at.axis) if at.rank == 2 else at.only]
 
 
-@flows("PermuteBackward0", facts=reader("dims"))
+@register_flow("PermuteBackward0", facts=reader("dims"))
 def permute(at: Crossing) -> Sequence[Flowed]:
     """Axis j of the output is axis dims[j] of the input."""
     return [at.only.moved(at.dims(0, at.rank)[at.axis])]
 
 
-@flows("ViewAsComplexBackward0", "ViewAsRealBackward0")
+@register_flow("ViewAsComplexBackward0", "ViewAsRealBackward0")
 def complex_view(at: Crossing) -> Sequence[Flowed]:
     """Real and imaginary part are a last axis, or are not."""
     if at.axis >= min(at.rank, len(at.input)):
@@ -55,7 +53,7 @@ def complex_view(at: Crossing) -> Sequence[Flowed]:
     return [at.only]
 
 
-@flows("RepeatBackward0")
+@register_flow("RepeatBackward0")
 def repeat(at: Crossing) -> Sequence[Flowed]:
     """Slice q of the input is slice q, q + n, q + 2n, ... of the output."""
     axis = at.axis - (at.rank - len(at.input))
@@ -67,13 +65,15 @@ def repeat(at: Crossing) -> Sequence[Flowed]:
     return [REDUCED]
 
 
-@flows("AsStridedBackward0", "AsStridedBackward1", facts=reader("size", "stride", "storage_offset"))
+@register_flow(
+    "AsStridedBackward0", "AsStridedBackward1", facts=reader("size", "stride", "storage_offset")
+)
 def as_strided(at: Crossing) -> Sequence[Flowed]:
     """Where the input has its entries in memory is not known: that takes an experiment."""
     raise UnprovenError
 
 
-@flows("BackwardHookFunctionBackward")
+@register_flow("BackwardHookFunctionBackward")
 def hooked(at: Crossing) -> Sequence[Flowed]:
     """What ``register_full_backward_hook`` puts around a module: output k is input k."""
     if list(at.shapes) != list(at.inputs):
@@ -81,14 +81,14 @@ def hooked(at: Crossing) -> Sequence[Flowed]:
     return list(at.owners)
 
 
-@flows("FlipBackward0", facts=reader("dims"))
+@register_flow("FlipBackward0", facts=reader("dims"))
 def flip(at: Crossing) -> Sequence[Flowed]:
     """Some axes are reversed."""
     reverse = at.axis in at.dims(0, at.rank)
     return [at.only.taken(slice(None, None, -1)) if reverse else at.only]
 
 
-@flows("RollBackward0", facts=reader("dims", "shifts"))
+@register_flow("RollBackward0", facts=reader("dims", "shifts"))
 def roll(at: Crossing) -> Sequence[Flowed]:
     """Some axes are rotated: slice q of the input is slice q + shift of the output."""
     dims, shifts = at.dims(0, at.rank), at.facts[1]

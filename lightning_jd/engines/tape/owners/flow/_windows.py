@@ -12,7 +12,7 @@ from lightning_jd.engines.tape.owners.flow._registry import (
     Crossing,
     Flowed,
     UnprovenError,
-    flows,
+    register_flow,
     with_shared,
 )
 
@@ -37,16 +37,16 @@ def _leading(at: Crossing, trailing: int) -> Sequence[Flowed]:
 
 
 for _name, _trailing in _TRAILING.items():
-    flows(_name)(partial(_leading, trailing=_trailing))
+    register_flow(_name)(partial(_leading, trailing=_trailing))
 
 
-@flows("PixelShuffleBackward0", "PixelUnshuffleBackward0")
+@register_flow("PixelShuffleBackward0", "PixelUnshuffleBackward0")
 def pixel_shuffle(at: Crossing) -> Sequence[Flowed]:
     """Channels become pixels: the last three axes mix."""
     return _leading(at, 3)
 
 
-@flows("ConstantPadNdBackward0", facts=reader("pad"))
+@register_flow("ConstantPadNdBackward0", facts=reader("pad"))
 def constant_pad(at: Crossing) -> Sequence[Flowed]:
     """Two numbers per padded axis, the last axis first."""
     (pad,) = at.facts
@@ -55,7 +55,7 @@ def constant_pad(at: Crossing) -> Sequence[Flowed]:
     return _leading(at, len(pad) // 2)
 
 
-@flows("ConvolutionBackward0", "ConvolutionOverrideableBackward0")
+@register_flow("ConvolutionBackward0", "ConvolutionOverrideableBackward0")
 def convolution(at: Crossing) -> Sequence[Flowed]:
     """Samples are convolved one by one; weight and bias are shared."""
     if at.axis != 0:
@@ -63,7 +63,7 @@ def convolution(at: Crossing) -> Sequence[Flowed]:
     return with_shared(at, at.only)
 
 
-@flows("Im2ColBackward0", "Col2ImBackward0")
+@register_flow("Im2ColBackward0", "Col2ImBackward0")
 def im2col(at: Crossing) -> Sequence[Flowed]:
     """Patches of each sample."""
     if at.axis != 0 or at.shapes[0][0] != at.input[0]:
@@ -71,7 +71,7 @@ def im2col(at: Crossing) -> Sequence[Flowed]:
     return [at.only]
 
 
-@flows("UnfoldBackward0", facts=reader("dimension"))
+@register_flow("UnfoldBackward0", facts=reader("dimension"))
 def windows(at: Crossing) -> Sequence[Flowed]:
     """Windows along one axis, their content in a new last axis."""
     if at.axis in (at.dim(0, len(at.input)), at.rank - 1):
@@ -79,7 +79,7 @@ def windows(at: Crossing) -> Sequence[Flowed]:
     return [at.only]
 
 
-@flows("FftR2CBackward0", "FftC2RBackward0", "FftC2CBackward0", facts=reader("dim"))
+@register_flow("FftR2CBackward0", "FftC2RBackward0", "FftC2CBackward0", facts=reader("dim"))
 def fourier(at: Crossing) -> Sequence[Flowed]:
     """The transformed axes mix."""
     if at.axis in at.dims(0, at.rank) or len(at.input) != at.rank:
@@ -87,7 +87,7 @@ def fourier(at: Crossing) -> Sequence[Flowed]:
     return [at.only]
 
 
-@flows("GridSampler2DBackward0", "GridSampler3DBackward0")
+@register_flow("GridSampler2DBackward0", "GridSampler3DBackward0")
 def grid_sampler(at: Crossing) -> Sequence[Flowed]:
     """Each sample is read at places of its own."""
     if at.axis != 0:
@@ -95,7 +95,9 @@ def grid_sampler(at: Crossing) -> Sequence[Flowed]:
     return at.everywhere(at.only)
 
 
-@flows("NativeLayerNormBackward0", "FusedRmsNormBackward0", facts=reader("normalized_shape"))
+@register_flow(
+    "NativeLayerNormBackward0", "FusedRmsNormBackward0", facts=reader("normalized_shape")
+)
 def layer_norm(at: Crossing) -> Sequence[Flowed]:
     """The trailing axes are normalised together."""
     (normalized,) = at.facts
@@ -104,7 +106,7 @@ def layer_norm(at: Crossing) -> Sequence[Flowed]:
     return with_shared(at, at.only)
 
 
-@flows("NativeGroupNormBackward0")
+@register_flow("NativeGroupNormBackward0")
 def group_norm(at: Crossing) -> Sequence[Flowed]:
     """Each sample is normalised alone."""
     if at.axis != 0:
@@ -112,7 +114,7 @@ def group_norm(at: Crossing) -> Sequence[Flowed]:
     return with_shared(at, at.only)
 
 
-@flows(
+@register_flow(
     *["NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0"],
     facts=reader("training"),
 )
@@ -126,13 +128,15 @@ def batch_norm(at: Crossing) -> Sequence[Flowed]:
     return with_shared(at, None if mixes else at.only)
 
 
-@flows("EmbeddingBackward0", "EmbeddingBagBackward0", facts=reader("sparse", "scale_grad_by_freq"))
+@register_flow(
+    "EmbeddingBackward0", "EmbeddingBagBackward0", facts=reader("sparse", "scale_grad_by_freq")
+)
 def embedding(at: Crossing) -> Sequence[Flowed]:
     """All slices look up one table."""
     return [REDUCED, *[None] * (len(at.inputs) - 1)]
 
 
-@flows("MkldnnRnnLayerBackward0", facts=reader("mode", "has_biases", "batch_sizes"))
+@register_flow("MkldnnRnnLayerBackward0", facts=reader("mode", "has_biases", "batch_sizes"))
 def recurrent_layer(at: Crossing) -> Sequence[Flowed]:
     """(time, batch, features), and (batch, features) of states: samples never mix."""
     by_sample = [
