@@ -11,11 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_jd.aggregators import MGDA, CAGrad, DualProj, GramianAggregator, UPGrad
 from lightning_jd.errors import NonFiniteError
+from lightning_jd.lab.bench._runs import run_early, run_late, run_start
 from lightning_jd.linalg import _device, dual_cone_solution, upgrad_solution
 from tests.helpers.gramians import FAMILIES
 from tests.pretended import DEVICE, host, synchronisations
 
 WELL_CONDITIONED = ["gaussian", "conflicting", "low_rank", "duplicate_rows", "cnn_like"]
+RUNS = {"run_start": run_start, "run_early": run_early, "run_late": run_late}
 #: What launches no kernel.
 VIEWS = {"view", "t", "transpose", "unsqueeze", "squeeze", "expand", "diagonal", "detach", "slice"}
 VIEWS |= {"select", "permute", "_unsafe_view", "alias", "empty", "empty_like", "as_strided"}
@@ -89,9 +91,9 @@ def test_a_preference_is_not_waited_for(cls: type[GramianAggregator]) -> None:
         assert_close(host(weights), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", WELL_CONDITIONED)
+@pytest.mark.parametrize("family", [*WELL_CONDITIONED, *RUNS])
 def test_256_objectives_take_few_kernels(family: str) -> None:
-    G = gramian(family, 256).to(DEVICE)
+    G = (RUNS[family](256) if family in RUNS else gramian(family, 256)).to(DEVICE)
     with Kernels() as kernels, synchronisations() as found:
         solution = upgrad_solution(G)
     assert int(kernels) <= 300, kernels.counts
