@@ -13,7 +13,7 @@ from lightning_jd.lab.statistics import standard_error
 from lightning_jd.lab.studies.multitask._page import PLAIN, Comparison, label_of, worst_drops
 
 _MOST_PAIRS = 3
-_MARKED = {PLAIN: "black", "upgrad": "tab:red"}
+_MARKED = {PLAIN: "darkgrey", "upgrad": "tab:red"}
 
 
 def draw(comparison: Comparison, title: str, path: Path) -> Path:
@@ -60,7 +60,7 @@ def _draw_pair(
             _draw_point(axes, label_of(method), finished.T.tolist(), colours[method])
     axes.axvline(corner[0], color="grey", linewidth=0.8, linestyle="--")
     axes.axhline(corner[1], color="grey", linewidth=0.8, linestyle="--")
-    axes.plot(*corner, marker="*", markersize=14, color="grey", linestyle="", label="single task")
+    axes.plot(*corner, marker="*", markersize=14, color="black", linestyle="", label="single task")
     axes.set(xlabel=f"{pair[0].name}, {pair[0].metric}", ylabel=f"{pair[1].name}, {pair[1].metric}")
     for task, invert in zip(pair, (axes.invert_xaxis, axes.invert_yaxis), strict=True):
         if not task.higher_is_better:
@@ -104,4 +104,5 @@ def _draw_bars(axes: Any, comparison: Comparison, colours: dict[str, Any]) -> No
     axes.axvline(0, color="grey", linewidth=0.8)
     axes.set(xlabel="Δm %: how much worse than single task (± standard error)")
     axes.set_title("better: to the left", fontsize="small")
+    axes.set_axisbelow(True)
     axes.grid(alpha=0.3, axis="x")
