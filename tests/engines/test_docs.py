@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_jd.engines.tape import unregister_rule
+from lightning_jd.engines.tape import unregister_flow, unregister_rule
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -16,6 +16,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 def _no_rule_left_behind() -> Iterator[None]:
     yield
     unregister_rule("TrilinearBackward0", 1)
+    unregister_rule("MatrixBackward", 1)
+    unregister_flow("MatrixBackward")
 
 
 @pytest.mark.parametrize("page", ["engines", "write_a_rule"])

@@ -1,6 +1,6 @@
 """Every flow is a claim about which inputs matter to which outputs; autograd knows the truth."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from lightning_jd import gramian, jacobian
+from lightning_jd.engines.tape import register_flow, unregister_flow
 from lightning_jd.engines.tape.graph import Indices, local_vjp, records_of, walk
 from lightning_jd.engines.tape.owners._owners import NOBODY, Owners, in_order, joined
 from lightning_jd.engines.tape.owners.flow import REDUCED, Crossing, flow_of, is_known
+from lightning_jd.errors import ArgumentError
 
 # sizes are equal on purpose wherever they can be, so that axes are easily mistaken for one another
 X = torch.randn(4, 4, 4, dtype=torch.float64) / 2
@@ -325,3 +328,36 @@ def test_folded_owners_unfold_again() -> None:
     back = folded.reshaped((6,), (2, 3))
     assert back is not None
     assert back.equals(in_order(2))
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x / 2
+
+    @staticmethod
+    def backward(ctx: object, D: Tensor) -> Tensor:
+        return D / 2
+
+
+def test_a_flow_of_a_user_takes_the_place_of_experiments() -> None:
+    first = nn.Linear(3, 3)
+    asked = []
+
+    @register_flow("HalvedBackward")
+    def flow(at: Crossing) -> Sequence[object]:
+        asked.append(at.shapes)
+        return [at.only]
+
+    try:
+        losses = Halved.apply(first(torch.randn(4, 3))).square().sum(dim=1)
+        J = jacobian(losses, first, chunk=1)
+        torch.testing.assert_close(gramian(losses, first), J @ J.T)
+        assert asked == [((4, 3),)]
+        with pytest.raises(ArgumentError, match=r"got 'HalvedBackward'.*`unregister_flow`"):
+            register_flow("HalvedBackward")(flow)
+    finally:
+        unregister_flow("HalvedBackward")
+    assert not is_known("HalvedBackward")
+    torch.testing.assert_close(gramian(losses, first), J @ J.T)  # plans are made anew
+    assert len(asked) == 1
