@@ -84,8 +84,9 @@ class Request:
             [self.tensors[k] for k in chosen],
             retain_graph=retain_graph,
         )
+        is_scaled = not (isinstance(self.scale, (int, float)) and self.scale == 1)
         return {
-            k: to_columns(gradient) / self.scale
+            k: to_columns(gradient) / self.scale if is_scaled else to_columns(gradient)
             for k, gradient in zip(chosen, gradients, strict=True)
             if gradient is not None
         }
