@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -53,7 +54,8 @@ class Constant(GramianAggregator):
                 f"`weights` must have one entry per objective ({len(gramian)}), "
                 f"got {len(self.numbers)}."
             )
-        return gramian.new_tensor(self.numbers)
+        numbers = torch.tensor(self.numbers, dtype=gramian.dtype)
+        return numbers.to(gramian.device, non_blocking=True)
 
     @override
     def extra_repr(self) -> str:

@@ -43,4 +43,4 @@ class RGW(OwnGenerator, GramianAggregator):
     def weights(self, gramian: Tensor) -> Tensor:
         check_gramian(gramian)
         z = torch.randn(len(gramian), dtype=torch.float64, generator=self.generator)
-        return z.softmax(dim=0).to(gramian)
+        return z.softmax(dim=0).to(gramian.device, gramian.dtype, non_blocking=True)

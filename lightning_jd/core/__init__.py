@@ -8,6 +8,7 @@ from lightning_jd.core._backward import backward
 from lightning_jd.core._calls import method_of_call
 from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._halves import in_halves
+from lightning_jd.core._later import look_back
 from lightning_jd.core._report import GroupReport, Report
 from lightning_jd.core._slow import describe_slow, warn_slow
 from lightning_jd.core._step import compute_update
@@ -42,6 +43,7 @@ __all__ = [
     "describe_slow",
     "in_halves",
     "is_sharded",
+    "look_back",
     "method_of_call",
     "report_failure",
     "show_pieces",

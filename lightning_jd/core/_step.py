@@ -19,6 +19,7 @@ from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, Me
 from lightning_jd.core._answers import check_values, direction_from, is_ours, weights_from
 from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._host import ROWS, Gramians, to_host
+from lightning_jd.core._later import can_look_later, look_later
 from lightning_jd.core._report import GroupReport, Report, total_gramian
 from lightning_jd.core._update import Update
 from lightning_jd.core.processes._delivery import COMPLETE, Delivery, Gradients
@@ -69,6 +70,7 @@ class _Step:
         self, rows: Rows, method: Method, groups: Groups, overflow: str, delivery: Delivery
     ) -> None:
         self.rows, self.method, self.delivery = rows, method, delivery
+        self.device = rows.named[0][1].device
         self.overflow = overflow
         self.weights_first = isinstance(method, Balancer) or method.at_features
         # Losses and features are the same for all groups.
@@ -140,9 +142,18 @@ class _Step:
 
     def finite(self) -> dict[Hashable, bool]:
         """Whether the rows of each group are finite; rows that are not may have been left out."""
+        if self.looks_later():
+            self.told_gramians, self.told_values = self.gramians, self.values
+            losses = _present(self.values)
+            # Gradients that overflow are the business of a GradScaler.
+            diagonals = [] if self.overflow == "mean" else _diagonals(self.gramians)
+            names = self.rows.layout.names
+            first = self.rows.named[0][1]
+            look_later(first, [*losses, *diagonals], names, has_losses=bool(losses))
+            return dict.fromkeys(self.members, True)
         while True:
             self.told_gramians, self.told_values = self.gramians, self.values
-            if self.rows.named[0][1].device.type != "cpu" and self.asks_on_host():
+            if self.device.type != "cpu" and self.asks_on_host():
                 self.told_gramians, self.told_values = to_host(self.gramians, self.values)
             # An inner product of two finite rows is finite: the diagonals tell about all of G.
             looked_at = {g: G.diagonal() for g, G in self.told_gramians.items() if G is not None}
@@ -155,6 +166,18 @@ class _Step:
                 return dict(zip(looked_at, map(all, fine), strict=False))
             self.rows = self.rows.finite_only([all(flags) for flags in zip(*fine, strict=True)])
             self.look()
+
+    def looks_later(self) -> bool:
+        """Whether nothing of this step depends on what is finite, so that nobody waits for it."""
+        method = self.method
+        return (
+            isinstance(method, GramianAggregator)
+            and not (method.reads_gramian or method.uses_values or method.at_features)
+            and is_ours(method)
+            and not self.rows.skips
+            and self.rows.pool.size == 1
+            and can_look_later(self.device)
+        )
 
     def asks_on_host(self) -> bool:
         """Whether the method sees copies, so that nothing waits for the device any more."""
@@ -232,6 +255,10 @@ def _numbers(vectors: list[Tensor]) -> list[float]:
     if len(vectors) > 1 and vectors[0].device.type != "cpu":
         vectors = [torch.cat(vectors)]
     return [number for vector in vectors for number in vector.tolist()]
+
+
+def _diagonals(gramians: Gramians) -> list[Tensor]:
+    return [G.diagonal() for G in gramians.values() if G is not None]
 
 
 def _present(*tensors: Tensor | None) -> list[Tensor]:

@@ -314,7 +314,8 @@ class Session:
         values = objectives.values()
         if objectives.total is not None or self.settings.nonfinite == "raise":
             return objectives.shown()
-        return values[torch.isfinite(values)].mean()
+        finite = torch.isfinite(values)  # no index, for which a device would be waited for
+        return torch.where(finite, values, 0).sum() / finite.sum()
 
     def _introduce(
         self, announce: Callable[[str], object], report: Report, kind: str, named: NamedParameters

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from lightning_jd.aggregators import Method, resolve, with_cheaper_weights
-from lightning_jd.core import Report, report_failure
+from lightning_jd.core import Report, look_back, report_failure
 from lightning_jd.engines import Split
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._monitor import Monitor
@@ -213,6 +213,7 @@ class DescentCallback:
         if session is not None:
             self._skipped.end_epoch(trainer.current_epoch)
             session.check_epoch()
+            look_back()  # at the last step, which no other one follows
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs, in types that ``weights_only=True`` can load."""

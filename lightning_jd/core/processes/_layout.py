@@ -149,14 +149,16 @@ class Layout:
     def own_weights(self, weights: Tensor, rank: int) -> Tensor:
         r""":math:`S_r^\top w`: the weights of the rows of one process."""
         where, share = self.rows[rank]
-        return weights[list(where)] * weights.new_tensor(share)
+        if where == tuple(range(self.m)) and len(set(share)) == 1:  # the usual case of tasks
+            return weights if share[0] == 1 else weights * share[0]
+        return weights[_on(weights, where)] * _on(weights, share).to(weights)
 
     def placed(self, values: Tensor, rank: int) -> Tensor:
         r""":math:`S_r v`: one number per row of J from one per row of a process, to be summed."""
         where, share = self.rows[rank]
         placed = values.new_zeros(self.m)
-        index = torch.tensor(where, dtype=torch.long, device=values.device)
-        return placed.index_add(0, index, values * values.new_tensor(share))
+        index = _on(values, where)
+        return placed.index_add(0, index, values * _on(values, share).to(values))
 
     def assembled(self, parts: Sequence[Tensor]) -> Tensor:
         """J from the rows of all processes, or some columns of both."""
@@ -191,3 +193,12 @@ class Layout:
             for rows in self.rows
         )
         return Layout(self.kind, tuple(self.names[i] for i in kept), self.columns, rows)
+
+
+def _on(like: Tensor, numbers: Sequence[float]) -> Tensor:
+    """Numbers of the host where a tensor is; nobody waits for the copy."""
+    whole = all(isinstance(number, int) for number in numbers)
+    dtype = torch.long if whole else torch.float64
+    wide = torch.tensor(numbers, dtype=dtype)
+    narrow = wide if whole or like.dtype == torch.float64 else wide.float()
+    return narrow.to(like.device, non_blocking=True)

@@ -38,6 +38,7 @@ class Rows(ABC):
         slow: The parameters whose rows took more than one pass, and why.
         skipped: The names of the objectives that were left out, on all processes.
         has_values: Whether the value of each loss is known.
+        skips: Whether objectives that are not finite are left out.
     """
 
     layout: Layout
@@ -50,6 +51,7 @@ class Rows(ABC):
         self.slow: dict[str, Slow] = {}
         self.skipped: tuple[str, ...] = ()
         self.has_values = True
+        self.skips = False
         self._can_skip = can_skip
         self._micro_batches = 0
 

@@ -92,7 +92,7 @@ class KeptRows(WholeRows):
     def gramian(self, named: NamedParameters) -> Tensor:
         G = self.like().new_zeros(self.layout.m, self.layout.m)
         add_by_rows(G, self.pool, self.layout, [self._matrix(named).to(G)])
-        return self.pool.sum(G, "gramian")
+        return self.pool.sum(self._spoilt(G), "gramian")
 
     @override
     def jacobian(self, named: NamedParameters) -> Tensor:
@@ -110,6 +110,7 @@ class KeptRows(WholeRows):
     def finite_only(self, finite: Sequence[bool]) -> Rows:
         bad = self._names(finite)
         if self._nonfinite == "raise":
+            self._check_losses()
             raise self.gradients_error(bad)
         self.skipped += tuple(bad)
         own = self.layout.rows[self.pool.rank].where
@@ -141,7 +142,7 @@ class KeptRows(WholeRows):
     def _rows_of(self, objectives: Objectives, scale: float | Tensor) -> Tensor:
         J, slow = jacobian_with_reasons(objectives, self.named, scale=scale)
         self.slow |= slow
-        if objectives.m == 1 or bool(torch.isfinite(J).all()):
+        if objectives.m == 1 or not self._looks_at_once or bool(torch.isfinite(J).all()):
             return J
         # Rows that are computed together spoil one another (zero times infinity is not a number).
         return jacobian(objectives, self.named, scale=scale, chunk=1)

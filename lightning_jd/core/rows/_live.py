@@ -53,6 +53,7 @@ class LiveRows(Rows):
     ) -> None:
         super().__init__(named, ALONE, can_skip=can_skip)
         self._which, self._nonfinite = select, nonfinite
+        self.skips = nonfinite == "skip"
         self._memory = memory
         self._retain_graph = retain_graph or nonfinite == "skip"  # looks again what is not finite
         self._tapes: dict[str, Tape] = {}  # by the first parameter

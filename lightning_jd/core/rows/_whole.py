@@ -38,9 +38,13 @@ class WholeRows(Rows):
     ) -> None:
         super().__init__(named, pool or Pool(named[0][1].device), can_skip=nonfinite == "raise")
         self._which, self._nonfinite = select, nonfinite
+        self.skips = nonfinite == "skip"
         self._selection = PooledSelection(named, select)
         self._losses: list[Tensor] = []
         self._bad: tuple[str, ...] = ()  # losses of this process that are not finite
+        # Alone on a device, nothing is looked at before the end of the step, and then at once.
+        self._looks_at_once = self.skips or self.pool.size > 1 or not _on_device(named)
+        self._loss_names: list[str] = []
 
     def _note(self, objectives: Objectives) -> Objectives | None:
         """Remember a micro-batch, and return those of its losses that are finite, if there are."""
@@ -48,7 +52,8 @@ class WholeRows(Rows):
         self._selection.add(objectives)
         self._losses.append(objectives.values())
         self.has_values = self.has_values and objectives.has_values
-        bad = objectives.nonfinite()
+        self._loss_names += objectives.names
+        bad = objectives.nonfinite() if self._looks_at_once else ()
         self._bad += bad
         return without(objectives, bad) if bad or not objectives.m else objectives
 
@@ -94,9 +99,30 @@ class WholeRows(Rows):
     def delivered(self, own: Gradients, complete: Gradients, delivery: Delivery) -> Gradients:
         return delivered(self.pool, self._selection, own, complete, delivery)
 
+    def _spoilt(self, G: Tensor) -> Tensor:
+        """The Gramian, in which a loss that nobody has looked at spoils its row if not finite."""
+        if self._looks_at_once or not len(G):
+            return G
+        losses = torch.cat([values.to(G) for values in self._own_values()])
+        G.diagonal().add_(self.layout.placed(0 * losses, self.pool.rank))
+        return G
+
+    def _check_losses(self) -> None:
+        """Raise if a loss that nobody has looked at is NaN or infinite."""
+        if self._looks_at_once:
+            return
+        finite = torch.isfinite(torch.cat(self._losses)).tolist()
+        bad = [name for name, fine in zip(self._loss_names, finite, strict=True) if not fine]
+        if bad:
+            raise self.losses_error(bad, len(finite))
+
     @override
     def shown(self) -> Tensor:
         return torch.cat([self.like(), *self._losses])
+
+
+def _on_device(named: NamedParameters) -> bool:
+    return named[0][1].device.type != "cpu"
 
 
 def without(objectives: Objectives, names: Sequence[str]) -> Objectives | None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors
 
 from lightning_jd.lab.pretended._tensor import run
 
@@ -21,6 +22,20 @@ def _bound(operation: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: run(operation, args, kwargs)
 
 
+def _pinned(empty: Callable[..., Any]) -> Callable[..., Any]:
+    """Memory that a device copies to by itself is asked for with ``pin_memory=True``."""
+
+    def pinned(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+        made = empty(*args, **kwargs)
+        if pin_memory:
+            made.is_pinned_for_the_device = True
+        return made
+
+    return pinned
+
+
+_device_constructors()  # remembers what is there now: `with torch.device(...)` knows it by identity
+torch.empty = _pinned(torch.empty)
 _ANY.fallback(_create, "PrivateUse1")
 # Elsewhere these start from an empty tensor that grows, or (`copy_`, for ``torch.tensor``) they are
 # asked where Python is not to be seen.

@@ -194,7 +194,9 @@ def _copy(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     is_asynchronous = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
     into, out_of = isinstance(target, DeviceTensor), isinstance(source, DeviceTensor)
     if out_of and not into:
-        record("to host")  # also where it may be asynchronous: this memory is not pinned
+        # Even if it may be asynchronous, it is not unless the memory is pinned.
+        if not (is_asynchronous and getattr(target, "is_pinned_for_the_device", False)):
+            record("to host")
     elif into and not out_of and not is_asynchronous:
         record("to device")  # torch waits for the stream after a copy that may not be asynchronous
     held = _inner(target).copy_(_inner(source))
