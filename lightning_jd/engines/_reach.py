@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from lightning_jd.engines._objectives import Objectives, Output, Term
 from lightning_jd.errors import ArgumentError, GraphError
 
-_LEAF = "torch::autograd::AccumulateGrad"
+LEAF = "torch::autograd::AccumulateGrad"
 #: Nodes of reentrant checkpoints, which stand for a piece of the graph that is not there yet.
 HIDING = frozenset({"CheckpointFunctionBackward"})
 
@@ -46,7 +46,7 @@ def tasks_reaching(objectives: Objectives) -> dict[int, int]:
                 f"function ({node.name()}). "
                 "Compile trunk and heads separately, or select the shared parameters by a pattern."
             )
-        if node.name() == _LEAF:
+        if node.name() == LEAF:
             leaf: Tensor = node.variable  # type: ignore[attr-defined]  # AccumulateGrad has it
             reaching[id(leaf)] = masks[node]
         for child, output in node.next_functions:
@@ -66,7 +66,7 @@ def leaves_reached(objectives: Objectives) -> set[int]:
     return {
         id(node.variable)  # type: ignore[attr-defined]  # AccumulateGrad has it
         for node in nodes
-        if node.name() == _LEAF
+        if node.name() == LEAF
     }
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from lightning_jd.engines._reach import LEAF
 from lightning_jd.engines.split._linear import COPIES, is_linear
 from lightning_jd.engines.split._rebuild import rebuilt
 from lightning_jd.engines.split._reductions import (
@@ -28,7 +29,6 @@ from lightning_jd.engines.split._reductions import (
     sums_dimension_0,
 )
 from lightning_jd.engines.split._region import (
-    LEAF,
     Place,
     inputs_of,
     is_scalar,

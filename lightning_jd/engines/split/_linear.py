@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch.autograd.graph import Node
 
-from lightning_jd.engines.split._region import LEAF, Place, inputs_of, is_scalar, operation
+from lightning_jd.engines._reach import LEAF
+from lightning_jd.engines.split._region import Place, inputs_of, is_scalar, operation
 
 #: Linear in all of their inputs together.
 _SUMS = {"Add", "Sub", "Rsub", "Neg", "Sum", "Mean", "Stack", "Cat"}

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_jd.engines.split._region import LEAF, Place, inputs_of, operation, shape_at
+from lightning_jd.engines._reach import LEAF
+from lightning_jd.engines.split._region import Place, inputs_of, operation, shape_at
 
 _RESHAPES = {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"}
 

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
-from lightning_jd.engines._reach import parents_first
+from lightning_jd.engines._reach import LEAF, parents_first
 from lightning_jd.engines.tape.graph import local_vjp
 
 #: An output of a node.
 Place = tuple[Node, int]
-LEAF = "torch::autograd::AccumulateGrad"
 
 
 def operation(node: Node) -> str:

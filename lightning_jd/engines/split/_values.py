@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_jd.engines.split._region import LEAF, Place, operation, shape_at, signed
+from lightning_jd.engines._reach import LEAF
+from lightning_jd.engines.split._region import Place, operation, shape_at, signed
 
 _REDUCTION = ("none", "mean", "sum")
 _Rule = Callable[[Any], Tensor]

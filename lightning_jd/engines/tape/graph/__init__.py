@@ -1,5 +1,6 @@
 """The autograd graph below the losses, as data."""
 
+from lightning_jd.engines._reach import LEAF
 from lightning_jd.engines.tape.graph._constants import Constant, is_constant
 from lightning_jd.engines.tape.graph._differentiate import gradients_of, local_vjp
 from lightning_jd.engines.tape.graph._node_arguments import (
@@ -17,7 +18,6 @@ from lightning_jd.engines.tape.graph._order import lowest, parents_first, reachi
 from lightning_jd.engines.tape.graph._placement import RESHAPES, VIEWS, Placement, overlap, place
 from lightning_jd.engines.tape.graph._records import (
     FOREIGN,
-    LEAF,
     NESTED,
     Edge,
     Graph,

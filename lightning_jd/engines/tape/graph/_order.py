@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from lightning_jd.engines.tape.graph._records import FOREIGN, LEAF, Record
+from lightning_jd.engines._reach import LEAF
+from lightning_jd.engines.tape.graph._records import FOREIGN, Record
 
 
 def parents_first(records: Sequence[Record], roots: Sequence[int]) -> tuple[int, ...]:

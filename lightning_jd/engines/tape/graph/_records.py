@@ -16,11 +16,10 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from lightning_jd.engines._objectives import Output
-from lightning_jd.engines._reach import HIDING, check_visible, edge_of
+from lightning_jd.engines._reach import HIDING, LEAF, check_visible, edge_of
 from lightning_jd.engines.tape.graph._node_arguments import READERS, signed
 from lightning_jd.engines.tape.graph._types import Shape
 
-LEAF = "torch::autograd::AccumulateGrad"
 FOREIGN = -1
 #: The name of operations with nested tensors, whose sizes are data.
 NESTED = "nested tensors"
