@@ -1,4 +1,4 @@
-"""In a steady step every method that has weights makes the host wait once, and no more."""
+"""In a steady step a method that has weights makes the host wait once, or not at all."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ WEIGHTED = [name for name, cls in available().items() if issubclass(cls, Gramian
 
 
 @pytest.mark.parametrize("name", [*WEIGHTED, *balancers()])
-def test_a_step_waits_once(name: str) -> None:
+def test_a_step_waits_at_most_once(name: str) -> None:
     method = resolve({"name": name, **ARGUMENTS.get(name, {})})
     assert isinstance(method, GramianAggregator | Balancer)
     trunk = nn.Sequential(nn.Linear(5, 8), nn.Tanh())
@@ -35,7 +35,8 @@ def test_a_step_waits_once(name: str) -> None:
         found = losses()
         with synchronisations() as waits:
             lightning_jd.backward(found, model, method)
-    assert len(waits) <= 1, "; ".join(map(str, waits))
+    looks = isinstance(method, Balancer) or method.reads_gramian
+    assert len(waits) <= (1 if looks else 0), "; ".join(map(str, waits))
 
 
 @pytest.mark.parametrize("name", optim.__all__)
