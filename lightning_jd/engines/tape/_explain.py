@@ -128,7 +128,7 @@ def slow_parameters(tape: Tape) -> dict[str, Slow]:
         ('NativeBatchNormBackward0', 4)
     """
     kind, m = tape.objectives.kind, tape.objectives.m
-    if kind == "tasks" or m == 1:
+    if kind == "tasks" or m == 1 or tape.is_by_rules:
         return {}
     slow = {}
     for name, path in tape.paths.items():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Literal
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,9 +13,10 @@ from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines.tape._step import Outcome, Step
 from lightning_jd.engines.tape.contributions import Contribution
-from lightning_jd.engines.tape.run import Collector, Ledger, Request
+from lightning_jd.engines.tape.run import Collector, Ledger, Loop, Replay, Request
 from lightning_jd.errors import ArgumentError
 
+_Result = TypeVar("_Result")
 #: Steps between two certificates of the same kind of graph.
 CHECK_EVERY = 1000
 
@@ -97,8 +98,13 @@ class Tape:
         _, plan, paths = self._outcome
         if paths is None:
             assert plan is not None
-            paths = plan.paths()
+            paths = plan.rule_paths
         return {name: paths.get(k, "unreached") for k, (name, _) in enumerate(self.named)}
+
+    @property
+    def is_by_rules(self) -> bool:
+        """Whether it is known that one pass served all parameters."""
+        return self._outcome is not None and isinstance(self._outcome.ledger, Replay)
 
     @property
     def culprits(self) -> dict[str, str]:
@@ -117,8 +123,7 @@ class Tape:
                 checkpoint, or a certificate fails and ``check`` is ``"raise"``.
         """
         if self._outcome is None or isinstance(self._outcome.ledger, Collector):
-            with self._full_precision():
-                self._outcome = Step(self._request).run()
+            self._outcome = self._precisely(Step(self._request).run)
         return self._outcome.ledger.G
 
     def contributions(self) -> list[Contribution]:
@@ -132,8 +137,7 @@ class Tape:
             GraphError: As :meth:`gramian`.
         """
         if self._outcome is None or not isinstance(self._outcome.ledger, Collector):
-            with self._full_precision():
-                self._outcome = Step(self._request, collects=True).run()
+            self._outcome = self._precisely(Step(self._request, collects=True).run)
         assert isinstance(self._outcome.ledger, Collector)
         return self._outcome.ledger.contributions
 
@@ -145,6 +149,9 @@ class Tape:
         Raises:
             GraphError: As :meth:`gramian`.
         """
+        return self._precisely(self._jacobian)
+
+    def _jacobian(self) -> Tensor:
         contributions = self.contributions()
         sizes = [column_count(tensor) for tensor in self._request.tensors]
         J = torch.zeros(
@@ -153,10 +160,9 @@ class Tape:
             device=self.objectives.device,
         )
         columns = J.split(sizes, dim=1)
-        with self._full_precision():
-            for contribution in contributions:
-                for part in contribution.split():
-                    columns[part.placements[0].parameter].add_(part.rows())
+        for contribution in contributions:
+            for part in contribution.split():
+                columns[part.placements[0].parameter].add_(part.rows())
         return J
 
     def gradients(self, weights: Tensor) -> list[Tensor | None]:
@@ -170,30 +176,35 @@ class Tape:
         if self._outcome is None:
             self.gramian()
         assert self._outcome is not None
-        ledger, plan, _ = self._outcome
-        tensors = self._request.tensors
-        with self._full_precision():
-            weights = weights.detach().to(ledger.G)
-            if isinstance(ledger, Ledger):
-                found = ledger.gradients(weights)
-                if ledger.unkept:
-                    unkept, keep = sorted(ledger.unkept), self._request.retain_graph
-                    found |= self._request.ordinary_gradients(weights, unkept, retain_graph=keep)
-                shaped = {k: from_columns(found[k], tensors[k]) for k in found}
-            else:
-                shaped = ledger.gradients(weights)
-        gradients = [shaped.get(k) for k in range(len(tensors))]
+        found = self._precisely(partial(self._shaped, self._outcome.ledger, weights))
+        gradients = [found.get(k) for k in range(len(self.named))]
+        plan = self._outcome.plan
         for k in () if plan is None else plan.sparse:  # as their optimizers want them
             dense = gradients[k]
             gradients[k] = None if dense is None else dense.to_sparse(1)
         return gradients
 
-    @contextmanager
-    def _full_precision(self) -> Iterator[None]:
+    def _shaped(self, ledger: Ledger | Replay | Loop, weights: Tensor) -> dict[int, Tensor]:
+        """The gradients of reached parameters, in their shape and type."""
+        weights, request = weights.detach().to(ledger.G), self._request
+        if not isinstance(ledger, Ledger):
+            return ledger.gradients(weights)
+        found = ledger.gradients(weights)
+        if ledger.unkept:
+            unkept, keep = sorted(ledger.unkept), request.retain_graph
+            found |= request.ordinary_gradients(weights, unkept, retain_graph=keep)
+        return {k: from_columns(found[k], request.tensors[k]) for k in found}
+
+    def _precisely(self, compute: Callable[[], _Result]) -> _Result:
+        """Compute without autograd and without autocast."""
         device = self.objectives.device.type
-        with torch.no_grad():
-            if not torch.is_autocast_enabled(device):
-                yield
-                return
+        if torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
-                yield
+                return self._without_autograd(compute)
+        return self._without_autograd(compute)
+
+    def _without_autograd(self, compute: Callable[[], _Result]) -> _Result:
+        if not torch.is_grad_enabled():
+            return compute()
+        with torch.no_grad():
+            return compute()

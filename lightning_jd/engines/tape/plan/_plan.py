@@ -85,6 +85,11 @@ class Plan:
         return paths
 
     @cached_property
+    def rule_paths(self) -> dict[int, str]:
+        """:meth:`paths`, if there is a rule for every use."""
+        return self.paths()
+
+    @cached_property
     def trunk(self) -> Trunk | None:
         """What the losses share, if they are tasks with heads."""
         return find_trunk(self.records, self.order, self.roots)
