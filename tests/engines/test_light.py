@@ -17,6 +17,7 @@ from lightning_jd.engines.tape import (
     register_rule,
     unregister_rule,
 )
+from lightning_jd.engines.tape.run import _compiled
 from lightning_jd.errors import GraphError
 
 
@@ -138,3 +139,16 @@ def test_options_may_change_between_steps(memory: str) -> None:
         backward(losses(), leaves, "mean", memory=memory)
         expected = torch.autograd.grad(losses().mean(), leaves)
         torch.testing.assert_close([leaf.grad for leaf in leaves], list(expected))
+
+
+def test_gradients_of_a_freed_graph_can_be_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_compiled, "_CAPTURED", 0)  # nothing is small: cotangents go to hooks
+    model, x = nn.Linear(4, 3), torch.randn(5, 4)
+    named, weights = list(model.named_parameters()), torch.ones(5)
+    for _ in range(3):
+        tape = Tape(Objectives.of(model(x).square().sum(dim=1)), named, retain_graph=False)
+        first = tape.gradients(weights)
+    expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    assert_close(first, list(expected))
+    with pytest.raises(GraphError, match=r"asked for once.*`retain_graph=True`"):
+        tape.gradients(weights)

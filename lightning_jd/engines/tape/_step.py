@@ -118,7 +118,8 @@ class Step:
                 if loop_key is not None and not plan.sparse:
                     self.choose(loop_key, interpret)
                 kind = Collector if self.collects else Ledger
-                ledger = interpret(request.empty_ledger(kind, keeps=keeps), frees=frees)
+                empty = request.empty_ledger(kind, keeps=keeps, once=frees)
+                ledger = interpret(empty, frees=frees)
                 return Outcome(ledger, plan, self.paths)
             watch = HookWatch(hooks.numbers)
             with watch.watched():

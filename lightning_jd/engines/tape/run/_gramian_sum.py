@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.engines.tape.contributions import Budget, Contribution, Rows, products
+from lightning_jd.errors import GraphError
 
 
 class Ledger:
@@ -22,6 +23,7 @@ class Ledger:
         keeps: Whether contributions are kept for :meth:`gradients`.
         lean: Whether memory counts more than time.
         notes: Whether the share of each contribution in the Gramian is noted.
+        once: Whether gradients are asked for once only; what they are made of is let go then.
     """
 
     #: Whether parameters of one objective may come as its row alone.
@@ -37,6 +39,7 @@ class Ledger:
         keeps: bool = True,
         lean: bool = False,
         notes: bool = False,
+        once: bool = False,
     ) -> None:
         self.G = torch.zeros(m, m, dtype=dtype, device=device)
         #: Parameters and their share of the Gramian.
@@ -46,6 +49,7 @@ class Ledger:
         self.keeps, self._lean = keeps, lean
         self._room = room
         self._notes = notes
+        self._once, self._is_spent = once, False
         self._is_empty = True
         self._short: list[Rows] = []
         self._short_rows: Tensor | None = None
@@ -83,7 +87,17 @@ class Ledger:
         return self.G
 
     def gradients(self, weights: Tensor) -> dict[int, Tensor]:
-        """Combined gradients, flat, by parameter, but for those that are :attr:`unkept`."""
+        """Combined gradients, flat, by parameter, but for those that are :attr:`unkept`.
+
+        Raises:
+            GraphError: If they are asked for twice, and what they are made of was let go.
+        """
+        if self._is_spent:
+            raise GraphError(
+                "Gradients can be asked for once where the graph is freed, got a second call. Pass "
+                "`retain_graph=True`."
+            )
+        self._is_spent = self._once
         found: dict[int, Tensor] = {}
         for parameter, part in self.parts_of_gradients(weights):
             if parameter in self.unkept:
@@ -100,7 +114,11 @@ class Ledger:
             weights: w, shape (m,).
             only: The parameters to give the gradients of; all by default.
         """
-        for contribution in self._kept:
+        kept = self._kept
+        while kept:
+            contribution, *kept = kept
+            if self._is_spent:
+                self._kept = kept  # gradients take the memory of what they were made of
             if only is not None and contribution.placements[0].parameter not in only:
                 continue
             gradients = contribution.gradients(weights)

@@ -55,7 +55,12 @@ class Request:
         return scale, types, self.objectives.dtype, self.objectives.device
 
     def empty_ledger(
-        self, kind: type[Ledger] = Ledger, *, keeps: bool = True, notes: bool = False
+        self,
+        kind: type[Ledger] = Ledger,
+        *,
+        keeps: bool = True,
+        notes: bool = False,
+        once: bool = False,
     ) -> Ledger:
         """A Gramian of zeros.
 
@@ -63,6 +68,7 @@ class Request:
             kind: A ledger that multiplies, or one that collects.
             keeps: Whether contributions are kept for the gradients.
             notes: Whether the share of each contribution is noted.
+            once: Whether gradients are asked for once only.
         """
         return kind(
             self.objectives.m,
@@ -72,6 +78,7 @@ class Request:
             keeps=keeps,
             lean=self.memory == "low",
             notes=notes,
+            once=once,
         )
 
     def ordinary_gradients(
