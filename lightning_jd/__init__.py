@@ -36,7 +36,7 @@ __all__ = [
     "register",
     "resolve",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NEED_LIGHTNING = {"JDDDPStrategy", "JDModuleMixin", "JDReport", "JDStrategy", "JacobianDescent"}
 

@@ -29,7 +29,7 @@ LAB = {
     "bench": {"data", "work", "gallery", "pretended"},
     "studies": {"data", "work"},
 }
-HEAVY = ["lightning", "pytorch_lightning", "torchjd", "matplotlib", "rich", "qpsolvers"]
+HEAVY = "lightning pytorch_lightning torchmetrics torchjd matplotlib rich qpsolvers scipy".split()
 
 
 def rooms_imported(file: Path) -> set[str]:

@@ -36,6 +36,7 @@ from lightning_jd.aggregators._krum import Krum
 from lightning_jd.aggregators._loglosses import LogLosses
 from lightning_jd.aggregators._mconfig import MConFIG
 from lightning_jd.aggregators._mean import Mean
+from lightning_jd.aggregators._memory import Memory, StatefulAggregator, StatefulGramianAggregator
 from lightning_jd.aggregators._mgda import MGDA
 from lightning_jd.aggregators._moco import MoCo
 from lightning_jd.aggregators._modo import MoDo
@@ -94,6 +95,7 @@ __all__ = [
     "LogLosses",
     "MConFIG",
     "Mean",
+    "Memory",
     "Method",
     "MoCo",
     "MoDo",
@@ -102,6 +104,8 @@ __all__ = [
     "Primary",
     "Property",
     "SDMGrad",
+    "StatefulAggregator",
+    "StatefulGramianAggregator",
     "Step",
     "Sum",
     "TrimmedMean",
