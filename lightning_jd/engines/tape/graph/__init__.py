@@ -2,7 +2,7 @@
 
 from lightning_jd.engines._reach import LEAF
 from lightning_jd.engines.tape.graph._constants import Constant, is_constant
-from lightning_jd.engines.tape.graph._differentiate import gradients_of, local_vjp
+from lightning_jd.engines.tape.graph._differentiate import gradients_of, local_vjp, run_engine
 from lightning_jd.engines.tape.graph._node_arguments import (
     Indices,
     Reader,
@@ -58,6 +58,7 @@ __all__ = [
     "reader",
     "records_of",
     "register_facts",
+    "run_engine",
     "signed",
     "types_in",
     "walk",

@@ -35,6 +35,18 @@ def gradients_of(
         targets: Parameters, whose hooks are silenced, or outputs of nodes.
         retain_graph: Whether the graph is kept.
     """
+    with hooks_silenced([target for target in targets if isinstance(target, Tensor)]):
+        return run_engine(outputs, weights, targets, retain_graph=retain_graph)
+
+
+def run_engine(
+    outputs: Sequence[Output],
+    weights: Sequence[Tensor | None],
+    targets: Sequence[Tensor | GradientEdge],
+    *,
+    retain_graph: bool = True,
+) -> tuple[Tensor | None, ...]:
+    """:func:`gradients_of` for those who have silenced the hooks of parameters themselves."""
     pairs = [
         (output, torch.ones_like(output) if weight is None else weight.to(output.dtype))
         if isinstance(output, Tensor)
@@ -42,17 +54,15 @@ def gradients_of(
         for output, weight in zip(outputs, weights, strict=True)
         if isinstance(output, GradientEdge) or output.requires_grad
     ]
-    hooked = [target for target in targets if isinstance(target, Tensor)]
-    with hooks_silenced(hooked):
-        found: tuple[Tensor | None, ...] = _engine.run_backward(
-            tuple([output for output, _ in pairs]),
-            tuple([weight for _, weight in pairs]),
-            retain_graph,
-            False,  # no graph of the gradients
-            tuple(targets),
-            True,  # targets may be unreachable
-            accumulate_grad=False,
-        )
+    found: tuple[Tensor | None, ...] = _engine.run_backward(
+        tuple([output for output, _ in pairs]),
+        tuple([weight for _, weight in pairs]),
+        retain_graph,
+        False,  # no graph of the gradients
+        tuple(targets),
+        True,  # targets may be unreachable
+        accumulate_grad=False,
+    )
     return found
 
 

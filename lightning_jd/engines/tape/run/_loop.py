@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_jd.engines._objectives import Objectives
+from lightning_jd.engines._hooks import hooks_silenced
+from lightning_jd.engines._objectives import Objectives, Output
 from lightning_jd.engines.tape.contributions import products
-from lightning_jd.engines.tape.graph import gradients_of
+from lightning_jd.engines.tape.graph import run_engine
 
 #: Numbers that the rows of all tasks may be (16 MB in float32).
 ROWS = 1 << 22
@@ -47,10 +48,11 @@ class Loop:
             parts = torch.mv(self.J.T, weights.to(self.J.dtype)).split(sizes)
             for k, part in zip(self.shared, parts, strict=True):
                 found[k] = part.view(self.parameters[k].shape).to(self.parameters[k].dtype)
+        each = weights.unbind()
         for task, gradients in self.own.items():
-            weight = weights[task]
-            for k, gradient in gradients.items():
-                found[k] = gradient * weight.to(gradient.dtype)
+            weighted = torch._foreach_mul(list(gradients.values()), each[task])
+            for k, gradient in zip(gradients, weighted, strict=True):
+                found[k] = gradient.to(self.parameters[k].dtype)
         return found
 
 
@@ -71,22 +73,18 @@ def loop_over_tasks(
         dtype: The type to compute in.
         retain_graph: Whether the graph is kept.
     """
-    m = objectives.m
-    rows: list[tuple[Tensor | None, ...]] = []
-    for task in range(m):
-        output, weight = objectives.row(task)
-        keep = retain_graph or task < m - 1
-        found = gradients_of([output], [weight * scale], parameters, retain_graph=keep)
-        rows.append(tuple([g if g is None or not g.is_sparse else g.to_dense() for g in found]))
+    is_scaled = not (isinstance(scale, (int, float)) and scale == 1)
+    rows = _rows(objectives, parameters, scale if is_scaled else None, retain_graph=retain_graph)
     counts = [sum(row[k] is not None for row in rows) for k in range(len(parameters))]
     shared = tuple([k for k, count in enumerate(counts) if count > 1])
-    is_scaled = not (isinstance(scale, (int, float)) and scale == 1)
     own: dict[int, dict[int, Tensor]] = {}
     lines = []
     for task, row in enumerate(rows):
-        parts = [torch.zeros_like(parameters[k]) if row[k] is None else row[k] for k in shared]
+        parts = [
+            torch.zeros_like(parameters[k]) if (found := row[k]) is None else found for k in shared
+        ]
         if parts:
-            lines.append(torch.cat([part.reshape(-1) for part in parts if part is not None]))
+            lines.append(torch.cat([part.reshape(-1) for part in parts]))
         alone = {
             k: gradient.div(scale) if is_scaled else gradient
             for k, gradient in enumerate(row)
@@ -99,9 +97,36 @@ def loop_over_tasks(
         J = J.div_(scale) if is_scaled else J
         G = products(J)
     else:
-        J = torch.zeros(m, 0, dtype=dtype, device=objectives.device)
-        G = torch.zeros(m, m, dtype=dtype, device=objectives.device)
-    for task, gradients in own.items():
-        norms = torch.stack(torch._foreach_norm([g.to(dtype) for g in gradients.values()]))
-        G[task, task] += norms.square().sum()
+        J = torch.zeros(objectives.m, 0, dtype=dtype, device=objectives.device)
+        G = J.new_zeros(objectives.m, objectives.m)
+    if own:
+        single = [(task, g.to(dtype)) for task, several in own.items() for g in several.values()]
+        squares = torch.stack(torch._foreach_norm([g for _, g in single])).square_()
+        tasks = torch.tensor([task for task, _ in single], device=G.device)
+        G.diagonal().index_add_(0, tasks, squares)
     return Loop(G, J, shared, own, parameters)
+
+
+def _rows(
+    objectives: Objectives,
+    parameters: Sequence[Tensor],
+    scale: float | Tensor | None,
+    *,
+    retain_graph: bool,
+) -> list[tuple[Tensor | None, ...]]:
+    """The gradients of one task after the other, dense ones."""
+    assert isinstance(objectives.losses, tuple)
+    rows: list[tuple[Tensor | None, ...]] = []
+    with hooks_silenced(parameters):
+        for task, loss in enumerate(objectives.losses):
+            output: Output
+            weight: Tensor | None
+            if isinstance(loss, Tensor) and scale is None:
+                output, weight = loss, None
+            else:
+                output, weight = objectives.row(task)
+                weight = weight if scale is None else weight * scale
+            keep = retain_graph or task < objectives.m - 1
+            found = run_engine([output], [weight], parameters, retain_graph=keep)
+            rows.append(tuple([g if g is None or not g.is_sparse else g.to_dense() for g in found]))
+    return rows
