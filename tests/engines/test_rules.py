@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lightning_jd.engines import Objectives, Tape
 from lightning_jd.engines.tape.contributions import _ragged_product
+from lightning_jd.engines.tape.contributions._pieces import SMALLEST
 from tests.engines.oracle import check_tape
 
 
@@ -148,7 +149,7 @@ def test_instances_of_many_sizes(memory: str, width: int, is_sorted: bool, is_ti
 
 @pytest.mark.parametrize("memory", ["fast", "low"])
 def test_ragged_instances_in_pieces(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_ragged_product, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(_ragged_product, "pieces", lambda _: SMALLEST._replace(temporary=1000))
     torch.manual_seed(0)
     sizes = torch.randint(10, 30, (8,))
     owner = torch.repeat_interleave(torch.arange(8), sizes)

@@ -56,7 +56,8 @@ def _record(network: str, batch: int, engine: str, method: str) -> list[Operatio
     try:
         for _ in range(1 if is_opponent else _UNTUNED):
             step()
-        for _ in range(1 if engine == "autojac" else _RECORDED):
+        # Only what the host solves in between is a duration, which may be disturbed.
+        for _ in range(_RECORDED if method == "upgrad" and engine != "autojac" else 1):
             with operations() as recorded:
                 step()
             found.append(recorded)

@@ -48,8 +48,8 @@ _KIND = {
 BATCHES = {
     **dict.fromkeys(PAPER, (32, 128)),
     "mlp": (64, 256),
-    "resnet18": (32, 128),
-    "transformer": (8, 32),
+    "resnet18": (8, 32),
+    "transformer": (4, 16),
 }
 #: Name of a column to engine and method.
 STEPS = {
@@ -58,7 +58,8 @@ STEPS = {
     "upgrad": ("ours", "upgrad"),
     "autogram": ("autogram", "upgrad"),
 }
-_SLOW = {("resnet18", 128), ("transformer", 32)}  # minutes for one step of TorchJD on a CPU
+#: Minutes for one step of TorchJD on a CPU.
+_SLOW = {("resnet18", 32), ("transformer", 16), ("mlp", 256), ("eurosat", 128)}
 _COLUMNS = {
     "gpu": "device",
     "network": "network",

@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 #: loses digits, and is slow.
 _COLUMNS = 1 << 14
 _FEW_ROWS = 32
-#: Bytes that a temporary matrix may take; above, work is cut into pieces.
-CHUNK_BYTES = 16 << 20
 
 
 def products(rows: Tensor) -> Tensor:
     """Inner products of rows, shape (m, n) -> (m, m)."""
-    if len(rows) >= _FEW_ROWS or rows.shape[1] <= _COLUMNS:
+    m, n = rows.shape
+    if m >= _FEW_ROWS or n <= _COLUMNS:
         return rows @ rows.T
+    if rows.device.type != "cpu":  # the same in few kernels
+        whole = n - n % _COLUMNS
+        parts = rows[:, :whole].view(m, -1, _COLUMNS).transpose(0, 1)
+        rest = rows[:, whole:]
+        return torch.bmm(parts, parts.transpose(1, 2)).sum(dim=0).addmm_(rest, rest.T)
     first, *others = rows.split(_COLUMNS, dim=1)
     total: Tensor = first @ first.T
     for some in others:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_jd.engines.tape.contributions._base import CHUNK_BYTES
+from lightning_jd.engines.tape.contributions._pieces import pieces
 
 #: Activations A, and cotangents D, of a matrix weight.
 Factors = tuple[Tensor, Tensor]
@@ -58,14 +58,14 @@ def shared_cross_gramian(first: Factors, second: Factors, *, bias: bool) -> Tens
     if bias:
         K += 1
     D = D.flatten(1)
-    step = max(1, CHUNK_BYTES // max(1, D.shape[1] * D.element_size()))
+    step = max(1, pieces(D).temporary // max(1, D.shape[1] * D.element_size()))
     return torch.cat([D @ torch.matmul(K, some).flatten(1).T for some in E.split(step)], dim=1)
 
 
 def _by_kernels(first: Factors, second: Factors, bias: bool) -> Tensor:
     A, D = (factor.flatten(0, 1) for factor in second)
     (m, T, _), (n, S, _) = first[0].shape, second[0].shape
-    step = max(1, CHUNK_BYTES // max(1, 2 * T * n * S * A.element_size()))
+    step = max(1, pieces(A).temporary // max(1, 2 * T * n * S * A.element_size()))
     G = A.new_empty(m, n)
     for begin in range(0, m, step):
         a, d = (factor[begin : begin + step].flatten(0, 1) for factor in first)
@@ -79,7 +79,7 @@ def _by_kernels(first: Factors, second: Factors, bias: bool) -> Tensor:
 
 def _by_rows(first: Factors, second: Factors) -> Tensor:
     m, n, i = len(first[0]), len(second[0]), first[0].shape[2]
-    step = max(1, CHUNK_BYTES // max(1, (m + n) * i * first[0].element_size()))
+    step = max(1, pieces(first[0]).temporary // max(1, (m + n) * i * first[0].element_size()))
     G = first[0].new_zeros(m, n)
     for d, e in zip(first[1].split(step, dim=2), second[1].split(step, dim=2), strict=True):
         rows = (torch.bmm(d.transpose(1, 2), first[0]), torch.bmm(e.transpose(1, 2), second[0]))

@@ -9,7 +9,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.engines.tape.contributions._base import (
-    CHUNK_BYTES,
     Budget,
     Contribution,
     Factors,
@@ -18,6 +17,7 @@ from lightning_jd.engines.tape.contributions._base import (
     together,
 )
 from lightning_jd.engines.tape.contributions._cross import cross_gramian
+from lightning_jd.engines.tape.contributions._pieces import Pieces, pieces
 from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.graph import Placement
 
@@ -205,7 +205,7 @@ def kernel_gramian(A: Tensor, D: Tensor, plus_one: bool) -> Tensor:
     if T == 0:  # an expert that no token was sent to
         return A.new_zeros(m, m)
     A, D = A.reshape(m * T, i), D.reshape(m * T, D.shape[2])
-    step = _objectives_per_block(m, T, A.element_size())
+    step = _objectives_per_block(m, T, A.element_size(), pieces(A))
     if step >= m:
         return _kernel_block(A, A, D, D, T, plus_one)
     G = A.new_empty(m, m)
@@ -225,21 +225,21 @@ def _kernel_block(A: Tensor, B: Tensor, D: Tensor, E: Tensor, T: int, plus_one: 
     return K.view(len(A) // T, T, len(B) // T, T).sum((1, 3)) if T > 1 else K
 
 
-def _objectives_per_block(m: int, T: int, itemsize: int) -> int:
+def _objectives_per_block(m: int, T: int, itemsize: int, size: Pieces) -> int:
     few = T == 1 or m * T < 512
     enough = m // 64 if m >= 128 else 1  # small products are slow
-    blocks = max(1, min(8, enough if few else m // 4))
-    fits = max(1, CHUNK_BYTES // max(1, 2 * m * T * T * itemsize))
+    blocks = max(1, min(size.blocks, enough if few else m // 4))
+    fits = max(1, size.temporary // max(1, 2 * m * T * T * itemsize))
     return min(-(-m // blocks), fits)
 
 
 def rows_gramian(A: Tensor, D: Tensor) -> Tensor:
-    """Products of the gradients themselves, in pieces that fit into :data:`CHUNK_BYTES`."""
+    """Products of the gradients themselves, in pieces that fit into a temporary matrix."""
     m, _, i = A.shape
     o = D.shape[2]
     if i > o:
         A, D, i, o = D, A, o, i  # cut the longer axis
-    step = max(1, CHUNK_BYTES // max(1, m * i * A.element_size()))
+    step = max(1, pieces(A).temporary // max(1, m * i * A.element_size()))
     G = A.new_zeros(m, m)
     for begin in range(0, o, step):
         rows = torch.bmm(D[:, :, begin : begin + step].transpose(1, 2), A).flatten(1)

@@ -11,7 +11,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.engines.tape.contributions._base import (
-    CHUNK_BYTES,
     Budget,
     Contribution,
     Settled,
@@ -19,6 +18,7 @@ from lightning_jd.engines.tape.contributions._base import (
     together,
 )
 from lightning_jd.engines.tape.contributions._outer_product import OuterProduct
+from lightning_jd.engines.tape.contributions._pieces import pieces
 from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.graph import Placement
 from lightning_jd.engines.tape.owners import Arrangement, Owners
@@ -69,7 +69,7 @@ class RaggedProduct(Contribution):
         m, n, width = self.owners.m, len(self.A), self.A.shape[1] * self.D.shape[1]
         if n * n * sum(self._widths) <= (n + m * m) * width:
             return Settled(self._kernel_gramian(), [weight])
-        if m * width * self.A.element_size() > CHUNK_BYTES:
+        if m * width * self.A.element_size() > pieces(self.A).temporary:
             alone = RaggedProduct(self.A, self.D, self.owners, self.placements[0])
             return Settled(alone.padded().gramian(), [weight])  # in pieces
         rows = self._rows()

@@ -8,12 +8,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.engines.tape.contributions._base import (
-    CHUNK_BYTES,
     Budget,
     Contribution,
     Settled,
     products,
 )
+from lightning_jd.engines.tape.contributions._pieces import SMALLEST
 from lightning_jd.engines.tape.contributions._rows import Rows
 
 
@@ -72,7 +72,7 @@ class SumOfUses(Contribution):
     @override
     def gramian(self) -> Tensor:
         total: Tensor | None = None
-        for block in self.blocks(CHUNK_BYTES // (4 * self.m)):
+        for block in self.blocks(SMALLEST.temporary // (4 * self.m)):
             total = products(block) if total is None else total.add_(products(block))
         assert total is not None
         return total

@@ -12,7 +12,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.engines.tape.contributions._base import (
-    CHUNK_BYTES,
     Budget,
     Contribution,
     Factors,
@@ -20,6 +19,7 @@ from lightning_jd.engines.tape.contributions._base import (
 )
 from lightning_jd.engines.tape.contributions._cross import cross_gramian
 from lightning_jd.engines.tape.contributions._fastest import fastest, rounded
+from lightning_jd.engines.tape.contributions._pieces import pieces
 from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.contributions.convolution import _variants
 from lightning_jd.engines.tape.contributions.convolution._geometry import Geometry, weight_gradient
@@ -28,9 +28,6 @@ from lightning_jd.engines.tape.contributions.convolution._pixel_kernel import (
     pixel_kernel_pays,
 )
 from lightning_jd.engines.tape.graph import Placement
-
-#: Like :data:`CHUNK_BYTES`, where memory counts more than time.
-LEAN_BYTES = 1 << 20
 
 _BY_ROWS: dict[str, _variants.Variant] = {
     "one by one": _variants.one_by_one,
@@ -81,7 +78,7 @@ class ConvolutionWeight(Contribution):
             return Settled(rows.gramian(), [rows])
         by_pixels = pixel_kernel_pays(self.x, self.D, self.geometry)
         variant = "pixel kernel" if by_pixels else self._lean_variant
-        return Settled(self._gramian_by(variant, LEAN_BYTES), [self])
+        return Settled(self._gramian_by(variant, pieces(self.x).lean), [self])
 
     def _as_rows(self, variant: str) -> Rows:
         return Rows(_BY_ROWS[variant](self.x, self.D, self.geometry), self.placements[0])
@@ -186,16 +183,17 @@ class ConvolutionWeight(Contribution):
         key = (*names, *sizes, *orders, x.dtype, x.device, self.geometry)
         return fastest(key, {name: partial(self._gramian_by, name) for name in names})
 
-    def _gramian_by(self, variant: str, chunk: int = CHUNK_BYTES) -> Tensor:
+    def _gramian_by(self, variant: str, chunk: int | None = None) -> Tensor:
         x, D, geometry = self.x, self.D, self.geometry
+        chunk = chunk or pieces(x).temporary
         if variant == "pixel kernel":
             return pixel_kernel_gramian(x[:, 0], D[:, 0], geometry, chunk // 2)
         m, row_bytes = len(x), prod(geometry.kernel) * x.element_size()
-        pieces = -(-m * row_bytes // chunk)
-        if pieces <= 1 or geometry.transposed or geometry.groups > 1:
+        number = -(-m * row_bytes // chunk)
+        if number <= 1 or geometry.transposed or geometry.groups > 1:
             return Rows(_BY_ROWS[variant](x, D, geometry), self.placements[0]).gramian()
         G = D.new_zeros(m, m)
-        for part in D.chunk(pieces, dim=2):  # output channels share nothing but the input
+        for part in D.chunk(number, dim=2):  # output channels share nothing but the input
             narrow = geometry._replace(kernel=(part.shape[2], *geometry.kernel[1:]))
             G += Rows(_BY_ROWS[variant](x, part, narrow), self.placements[0]).gramian()
         return G

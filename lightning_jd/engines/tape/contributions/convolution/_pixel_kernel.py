@@ -17,6 +17,7 @@ from math import prod
 
 from torch import Tensor
 
+from lightning_jd.engines.tape.contributions._pieces import pieces
 from lightning_jd.engines.tape.contributions.convolution._geometry import Geometry
 
 
@@ -52,7 +53,9 @@ def pixel_kernel_gramian(x: Tensor, D: Tensor, geometry: Geometry, chunk: int) -
     cotangents = D.permute(2, 3, 0, 1)  # (height, width, m, out)
     phases = list(_phases(x, geometry))
     G = D.new_zeros(m, m)
-    step = max(1, min(-(-m // 4), chunk // (pixels * pixels * m * D.element_size())))
+    step = max(
+        1, min(-(-m // min(4, pieces(D).blocks)), chunk // (pixels * pixels * m * D.element_size()))
+    )
     for begin in range(0, m, step):
         end = min(m, begin + step)
         patches = D.new_zeros(height, width, end - begin, height, width, m - begin)

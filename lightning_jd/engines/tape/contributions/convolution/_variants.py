@@ -13,10 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lightning_jd.engines.tape.contributions._pieces import pieces
 from lightning_jd.engines.tape.contributions.convolution._geometry import Geometry, weight_gradient
-
-#: Bytes of patches that are laid out at a time: little memory, and they stay in the cache.
-PATCH_BYTES = 1 << 20
 
 Variant = Callable[[Tensor, Tensor, Geometry], Tensor]
 
@@ -110,10 +108,10 @@ def patches_by_pixel(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _pieces(x: Tensor, D: Tensor, geometry: Geometry) -> list[slice]:
-    """Ranges of objectives whose patches fit into :data:`PATCH_BYTES`."""
+    """Ranges of objectives whose patches are laid out at a time."""
     m, T, channels = x.shape[:3]
     numbers = T * prod(D.shape[3:]) * channels * prod(geometry.kernel[2:])
-    step = max(1, PATCH_BYTES // max(1, numbers * x.element_size()))
+    step = max(1, pieces(x).patches // max(1, numbers * x.element_size()))
     return [slice(begin, min(m, begin + step)) for begin in range(0, m, step)]
 
 

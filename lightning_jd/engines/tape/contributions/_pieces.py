@@ -1,0 +1,44 @@
+"""How large the pieces are that work is cut into, by the kind of device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Pieces(NamedTuple):
+    """Bytes.
+
+    Attributes:
+        temporary: Of a temporary matrix; above, work is cut into pieces.
+        lean: The same where memory counts more than time.
+        patches: Of the patches of images that are laid out at a time.
+        blocks: Into how many blocks of rows a symmetric product is cut at most, of which about
+            half are computed. (Not bytes.)
+    """
+
+    temporary: int
+    lean: int
+    patches: int
+    blocks: int
+
+
+#: A CPU is fastest where a piece stays in its caches.
+_CPU = Pieces(temporary=16 << 20, lean=1 << 20, patches=1 << 20, blocks=8)
+SMALLEST = _CPU  # where the device is not known
+#: Elsewhere every piece costs the host the launch of several kernels, caches are small compared
+#: with what is in flight, and only large kernels occupy the device: pieces are as large as memory
+#: allows without being noticed.
+_ACCELERATOR = Pieces(temporary=256 << 20, lean=32 << 20, patches=256 << 20, blocks=2)
+
+
+def pieces(like: Tensor) -> Pieces:
+    """Those for the device of a tensor.
+
+    Example:
+        >>> import torch
+        >>> pieces(torch.ones(1)).temporary
+        16777216
+    """
+    return _CPU if like.device.type == "cpu" else _ACCELERATOR
