@@ -15,7 +15,7 @@ import lightning_jd
 sys.path.insert(0, str(Path(__file__).parent / "_site"))
 
 project = "lightning_jd"
-author = "the lightning_jd team"
+author = copyright = "the lightning_jd team"
 release = version = lightning_jd.__version__
 extensions = [
     "myst_parser",
@@ -30,8 +30,12 @@ source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "_site"]
 html_theme = "furo"
 html_title = "lightning_jd"
-html_static_path = ["_site/style.css"]
+html_theme_options = {"top_of_page_buttons": []}
+smartquotes = False  # options begin with two dashes
+pygments_dark_style = "github-dark"
+html_static_path = ["_site/style.css", "_site/tables.js"]
 html_css_files = ["style.css"]
+html_js_files = ["tables.js"]
 mathjax_path = "mathjax/tex-chtml.js"
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False  # a method that only overrides is not told twice
