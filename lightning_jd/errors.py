@@ -25,7 +25,7 @@ class ArgumentError(JDError, ValueError):
 
 
 class AggregatorError(JDError, ValueError):
-    """An aggregator gave an answer that is no update: look at the aggregator that is named."""
+    """An aggregator returned something that is not an update: look at the one that is named."""
 
 
 class UnknownNameError(JDError, ValueError):

@@ -14,7 +14,7 @@ from lightning_jd.aggregators._registry import register
 
 @register
 class AlignedMTL(GramianAggregator):
-    r"""The average of the rows after all singular values of :math:`J` were made the smallest one.
+    r"""The average of the rows of :math:`J` with all its singular values set to the smallest.
 
     .. math::
         \mathcal A(J) = \frac1m J^\top w, \qquad

@@ -13,7 +13,7 @@ from lightning_jd.linalg import cagrad_weights, check_semidefinite, check_square
 
 @register
 class CAGrad(GramianAggregator):
-    r"""The direction with the largest smallest improvement in a ball around the mean.
+    r"""The direction with the best worst-case improvement in a ball around the mean.
 
     .. math::
         \mathcal A(J) \in \operatorname*{arg\,max}_{\lVert d - \bar g \rVert \le c \lVert \bar g

@@ -13,14 +13,14 @@ from lightning_jd.errors import ArgumentError
 def with_cheaper_weights(
     method: Method, weights_from: str | Tensor = "parameters", weights_every: int = 1
 ) -> Method:
-    """Let a method give weights from less, or less often.
+    """Wrap a method so that its weights cost less: from features, or not in every step.
 
     Args:
         method: The method.
         weights_from: ``"parameters"``, for the method itself; ``"features"``, for the gradients at
             the activations where tasks part; or the features themselves: the name of a module, a
             pattern of names, or an activation. See :class:`FromFeatures`.
-        weights_every: Weights are kept for so many steps. See :class:`WeightsEvery`.
+        weights_every: The number of steps for which weights are kept. See :class:`WeightsEvery`.
 
     Raises:
         ArgumentError: If the method has no weights that could come from less.

@@ -52,8 +52,8 @@ def fair_weights(C: Tensor, b: Tensor, p: float, tolerance: float, method: str) 
             # Next to a stationary point rounding may spoil it: better no answer than a wrong one.
             return x if bool((x**p * (C @ x) > 0.5 * b).all()) else None
     warnings.warn(
-        f"{method} must find its weights in {_MAX_STEPS} Newton steps, got none: the update of "
-        "this step is zero. Please report the Gramian.",
+        f"{method} did not converge in {_MAX_STEPS} Newton steps: the update of this step is "
+        "zero. Please report the Gramian.",
         RuntimeWarning,
         stacklevel=3,
     )

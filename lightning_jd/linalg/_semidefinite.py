@@ -24,7 +24,7 @@ _TRUSTED: ContextVar[bool] = ContextVar("trusted", default=False)
 
 @contextmanager
 def gramians_trusted() -> Iterator[None]:
-    """Meanwhile Gramians are not looked at: the step that asks has made them, and checked them."""
+    """Skip the checks of Gramians in this context: the step has made and checked them."""
     before = _TRUSTED.set(True)
     try:
         yield

@@ -33,16 +33,16 @@ class DescentCallback:
     (instance and task), or a dict or list of scalars (one objective per task), either alone or
     under the key ``"loss"``; or it hands them to ``manual_backward``. A scalar loss is trained as
     always. While ``fit`` runs, ``training_step`` and ``backward`` of the strategy are wrapped; they
-    are themselves again afterwards, whatever happens.
+    are restored afterwards, also after an error.
 
     Args:
         aggregator: How the rows of the Jacobian become one direction: a name (``"upgrad"``), a dict
             with name and arguments (``{"name": "cagrad", "c": 0.4}``), or an aggregator.
-        rows: What a loss is, if not what its type says: ``"tasks"`` or ``"instances"``. A matrix of
-            losses is averaged over the other one. ``"ranks"``: the module returns its scalar loss
-            as always, and that of each process is one objective.
+        rows: What an objective is, where the type of the losses does not say it: ``"tasks"`` or
+            ``"instances"``; a matrix of losses is averaged over the other dimension. ``"ranks"``:
+            the module returns its scalar loss, and the loss of each process is one objective.
         params: Which parameters are aggregated: ``"all"``; ``"shared"``, those that more than one
-            task reaches, so that heads keep their own gradient; or a name pattern
+            task reaches, so that heads keep the gradient of their own loss; or a name pattern
             (``"encoder.*"``), or several.
         groups: ``None`` for one aggregation, or ``"layer"`` for one per module.
         accumulation: With ``accumulate_grad_batches``, aggregate every micro-``"batch"``, or the
@@ -52,28 +52,27 @@ class DescentCallback:
             gradient is NaN or infinite, or ``"skip"`` the objective and count it.
         memory: ``"fast"``, or ``"low"`` to need less memory, at the cost of a second backward pass
             where activation gradients are large.
-        check_replicas: On several processes, make sure that all hold the same parameters after the
-            first step and after every so many; 0 for never. It costs one look at the parameters.
-        log: Whether to log what the objectives do to each other, as ``jd/...``: ``True``, or a dict
-            with some of ``every_n_steps``, ``per_group``, ``progress_bar``, ``figures`` and
-            ``stationarity``. Also ``aggregator="mean"`` shows the conflict.
-
+        log: Whether to log the conflict of the objectives as ``jd/...``: ``True``, or a dict with
+            some of ``every_n_steps``, ``per_group``, ``progress_bar``, ``figures`` and
+            ``stationarity``. With ``aggregator="mean"`` this shows the conflict of plain training.
+        check_replicas: On several processes, the number of steps between two comparisons of their
+            parameters, the first after the first step; 0 for none. Each reads all parameters once.
         split: How a scalar loss is read, if the module returns one: the ``"terms"`` of its sum are
             tasks, the ``"instances"`` of its batch are instances, ``"auto"`` takes terms if there
-            are several. A dict gives more: ``{"by": "terms", "names": ["reconstruction", "kl"]}``,
-            also ``"least"`` and ``"most"``, the number of terms. Terms are called as the module
-            logs them, or by their operation.
-        weights_from: What weights are computed from: the gradients at the ``"parameters"``; those
-            at the ``"features"``, the activations where tasks part, which is much cheaper for many
-            tasks; or at the last activations of a module, by its name or a pattern of names. See
+            are several. A dict says more: ``{"by": "terms", "names": ["reconstruction", "kl"]}``,
+            and ``"least"`` and ``"most"``, bounds on the number of terms. Terms have the names
+            under which the module logs them, or that of their operation.
+        weights_from: The gradients that weights are computed from: those at the ``"parameters"``;
+            those at the ``"features"``, the activations where tasks part, which is much cheaper for
+            many tasks; or those at the last activations of a module, by its name or a pattern. See
             :class:`~lightning_jd.aggregators.FromFeatures`.
-        weights_every: Compute weights in every so manieth step only; a step between is one ordinary
+        weights_every: Compute weights in every n-th step only; the steps between cost one ordinary
             backward pass. See :class:`~lightning_jd.aggregators.WeightsEvery`.
 
     Attributes:
-        report: What the last update was made of (Gramian, weights, ...); ``None`` before.
-        reports: Those of all updates of the last batch, by name; there may be several in manual
-            optimization.
+        report: Gramian, weights and more of the last update; ``None`` before the first.
+        reports: The reports of all updates of the last batch, by name; manual optimization may make
+            several.
         skipped: The number of objectives that ``nonfinite="skip"`` has left out.
 
     Raises:

@@ -23,14 +23,22 @@ class JDReport(ReportCallback, Callback):  # noqa: D101
 
 
 class JDStrategy(DescentStrategy, OnOneDevice, SingleDeviceStrategy):
-    """Jacobian descent on one device: ``Trainer(strategy="jd")``."""
+    """Jacobian descent on one device: ``Trainer(strategy="jd")``.
+
+    Takes the arguments of :class:`~lightning_jd.JacobianDescent`, and then those of Lightning's
+    ``SingleDeviceStrategy`` by name.
+    """
 
     strategy_name = "jd"
     _callback_class = JacobianDescent
 
 
 class JDDDPStrategy(DescentStrategy, DDPStrategy):
-    """Jacobian descent on several devices: ``Trainer(strategy="jd_ddp")``."""
+    """Jacobian descent on several devices: ``Trainer(strategy="jd_ddp")``.
+
+    Takes the arguments of :class:`~lightning_jd.JacobianDescent`, and then those of Lightning's
+    ``DDPStrategy`` by name.
+    """
 
     strategy_name = "jd_ddp"
     _callback_class = JacobianDescent

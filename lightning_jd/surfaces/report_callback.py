@@ -32,9 +32,9 @@ class ReportCallback:
 
     Args:
         folder: Where to write; the Trainer's ``log_dir`` (or ``default_root_dir``) unless given.
-        every_n_steps: Look at every so many steps, and at each of the first so many.
-        stationarity: The distance to weak stationarity too, at the price of a small program that
-            is solved on the host.
+        every_n_steps: With n, record each of the first n steps and then every n-th.
+        stationarity: Also record the distance to weak stationarity, which takes a small program
+            on the host.
         title: The heading of the page.
 
     Raises:
