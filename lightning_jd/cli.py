@@ -32,6 +32,7 @@ COMMANDS: Commands = {
     "bench": (
         "Measure the package on this machine.",
         {
+            "all": "lightning_jd.lab.bench.all:bench_all",
             "weights": "lightning_jd.lab.bench.weights:weights",
             "engines": "lightning_jd.lab.bench.engines:engines",
             "launches": "lightning_jd.lab.bench.launches:launches",

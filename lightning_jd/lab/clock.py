@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_jd.errors import ArgumentError
+from lightning_jd.lab.device import here, wait_for_device
 
 Clock = Literal["wall", "cpu"]
 #: What reads each clock, in seconds.
@@ -61,7 +62,7 @@ def interleaved(
     empties the caches.
 
     Args:
-        candidates: Name to function without arguments; on an accelerator it has to synchronise.
+        candidates: Name to function without arguments. A device that is measured on is waited for.
         repeats: The number of timed rounds.
         warmup: The number of rounds before the first timed one.
         clock: ``"wall"``, or ``"cpu"`` for the processor time of all threads of this process,
@@ -84,6 +85,8 @@ def interleaved(
         )
     if clock not in CLOCKS:
         raise ArgumentError(f"`clock` must be 'wall' or 'cpu', got {clock!r}.")
+    if clock == "cpu" and here().type != "cpu":
+        raise ArgumentError(f"`clock` must be 'wall' on a device, got 'cpu' on {here()}.")
     now = CLOCKS[clock]
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     begin = time.perf_counter()
@@ -92,8 +95,10 @@ def interleaved(
             break
         order = list(candidates.items())
         for name, candidate in reversed(order) if r % 2 else order:
+            wait_for_device()
             start = now()
             candidate()
+            wait_for_device()
             duration = now() - start
             if r >= 0:
                 samples[name].append(duration)

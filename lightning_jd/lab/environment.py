@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from lightning_jd.lab.device import name_of_device
+
 _PACKAGES = ("lightning-jd", "torch", "numpy", "lightning", "torchjd", "qpsolvers", "quadprog")
 
 
@@ -18,7 +20,7 @@ def environment(*packages: str) -> dict[str, str | int]:
 
     Example:
         >>> sorted(environment())[:3]
-        ['cores', 'lightning', 'lightning-jd']
+        ['cores', 'device', 'lightning']
     """
     found: dict[str, str | int] = {
         "python": platform.python_version(),
@@ -27,8 +29,7 @@ def environment(*packages: str) -> dict[str, str | int]:
         "cores": os.cpu_count() or 1,
         "threads": torch.get_num_threads(),
     }
-    if torch.cuda.is_available():
-        found["accelerator"] = torch.cuda.get_device_name()
+    found["device"] = name_of_device()
     return found | {package: _version(package) for package in (*_PACKAGES, *packages)}
 
 

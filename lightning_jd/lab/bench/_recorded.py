@@ -17,6 +17,7 @@ from lightning_jd.lab.work.steps import OPPONENTS, make_step
 
 Recorder = Callable[[str, int, str, str], "Sequence[Operation] | None"]
 
+LAUNCHES = "launches: "  # before the name of a line of ``bench launches``, with its own batch
 #: Name of the network to what makes it for a batch.
 WORKS: dict[str, Callable[[int], Work]] = {
     "svhn": lambda batch: cnn("svhn", batch),
@@ -46,8 +47,7 @@ def _record(network: str, batch: int, engine: str, method: str) -> list[Operatio
     warnings.simplefilter("ignore")  # TorchJD's vmap tells what it costs, as the table does
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    made = WORKS[network](batch)
-    work = Work(made.model.to(DEVICE), made.x.to(DEVICE), made.y.to(DEVICE))
+    work = _made(network, batch).to(DEVICE)
     step = make_step(engine, work, method)
     if step is None:
         return None
@@ -66,6 +66,14 @@ def _record(network: str, batch: int, engine: str, method: str) -> list[Operatio
             raise
         return None
     return min(found, key=lambda each: _reading(each))
+
+
+def _made(network: str, batch: int) -> Work:
+    if network.startswith(LAUNCHES):
+        from lightning_jd.lab.bench.launches import CASES
+
+        return CASES[network.removeprefix(LAUNCHES)].ordinary()
+    return WORKS[network](batch)
 
 
 def _reading(recorded: Sequence[Operation]) -> float:

@@ -11,6 +11,7 @@ from lightning_jd.lab.bench._growth import growth_report, measure_point, plot, p
 from lightning_jd.lab.bench._memory import peak_memory
 from lightning_jd.lab.clock import Clock, interleaved, ratio, ratios
 from lightning_jd.lab.console import progress_bar
+from lightning_jd.lab.device import measured_on
 from lightning_jd.lab.figure import check_matplotlib
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.threads import threads_of_torch
@@ -51,6 +52,7 @@ def engines(
     repeats: int = 15,
     memory: bool = False,
     growth: bool = False,
+    device: str = "cpu",
     output: Path = Path("results"),
 ) -> None:
     """Time a step of Jacobian descent against the plain mean-loss step of the same model and batch.
@@ -67,13 +69,14 @@ def engines(
         repeats: Timed rounds for each line.
         memory: Also measure the peak memory above the model, each in a process of its own (Linux).
         growth: Also draw how the ratio grows with the batch (16 to 256) and with the depth.
+        device: Where models and data are: "cpu", "cuda", ...
         output: The folder for engines.json, engines.md and engines_growth.png.
     """
     chosen = _chosen(cases)
     if growth:
         check_matplotlib("`--growth`")
     writable_folder(output)
-    with threads_of_torch(threads):
+    with threads_of_torch(threads), measured_on(device):
         total = len(chosen) * (2 if memory else 1) + (len(points()) if growth else 0)
         with progress_bar(total=total) as start:
             rows = []

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_jd._folders import writable_folder
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.lab.bench._kernels import kernels_of
+from lightning_jd.lab.bench._recorded import LAUNCHES, Recorder, recorder
 from lightning_jd.lab.clock import Clock, interleaved, ratios
 from lightning_jd.lab.console import progress_bar
+from lightning_jd.lab.device import measured_on
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.threads import threads_of_torch
 from lightning_jd.lab.work.networks import (
@@ -45,6 +48,8 @@ _COLUMNS = {
     "upgrad_kernels": "kernels, upgrad / plain",
     "torchjd_mean_kernels": "kernels, TorchJD mean / plain",
     "torchjd_upgrad_kernels": "kernels, TorchJD upgrad / plain",
+    "mean_waits": "waits, mean",
+    "upgrad_waits": "waits, upgrad",
     "mark": "reached",
 }
 
@@ -83,6 +88,8 @@ def launches(
     repeats: int = 100,
     clock: Clock = "cpu",
     torchjd: bool = True,
+    waits: bool = True,
+    device: str = "cpu",
     output: Path = Path("results"),
 ) -> None:
     """Time a step on tensors so small that only the launches of operations count.
@@ -91,13 +98,16 @@ def launches(
     plain mean-loss step of the same model; all take turns, and a ratio is the median of the ratios
     of each round. Beside it stands the number of kernels (dispatched operations that are no views)
     of the same graph at ordinary sizes, batch 32, as a multiple of the plain step's. Where torchjd
-    is installed it takes part, with the faster of its two engines.
+    is installed it takes part, with the faster of its two engines. How often our steps wait for a
+    device is counted on a pretended one, in another process.
 
     Args:
         cases: Lines of the table by name, e.g. --cases '[mlp, transformer]'; all by default.
         repeats: Timed rounds for each line.
         clock: "cpu" for processor time, which other programs disturb less, or "wall".
         torchjd: Whether TorchJD takes part; without it the command takes seconds.
+        waits: Whether to count how often a step waits for a device, in another process.
+        device: Where models and data are: "cpu", "cuda", ...
         output: The folder for launches.json and launches.md.
     """
     for name in cases:
@@ -108,12 +118,16 @@ def launches(
             f"`repeats` and `cases` must not be zero or empty, got {repeats} and {list(cases)}."
         )
     writable_folder(output)
-    with threads_of_torch(1):
-        with progress_bar(total=len(cases)) as start:
+    with threads_of_torch(1), measured_on(device):
+        counting: AbstractContextManager[Recorder | None]
+        counting = recorder() if waits else nullcontext()
+        with progress_bar(total=len(cases)) as start, counting as record:
             rows: list[dict[str, Value]] = []
             for name in cases:
                 start(name)
-                rows.append({"case": name, **measure(CASES[name], repeats, clock, torchjd)})
+                measured = measure(CASES[name], repeats, clock, torchjd)
+                counted = {} if record is None else waits_of(record, name)
+                rows.append({"case": name, **measured, **counted})
         missed = [str(row["case"]) for row in rows if row["mark"] == "missed"]
         notes = (
             f"Width 8, batch 8, one thread, {clock} time, medians of {repeats} rounds; kernels at "
@@ -124,6 +138,16 @@ def launches(
         title = "Where only launches count: a step against a plain step"
         report = Report("launches", title, _COLUMNS, rows, notes)
     report.publish(output)
+
+
+def waits_of(record: Recorder, name: str) -> dict[str, Value]:
+    """How often a step waits for a device, counted on a pretended one."""
+    found: dict[str, Value] = {}
+    for method in _METHODS:
+        operations = record(LAUNCHES + name, 32, "ours", method)
+        assert operations is not None
+        found[f"{method}_waits"] = sum(operation.is_wait for operation in operations)
+    return found
 
 
 def measure(case: Case, repeats: int, clock: Clock, torchjd: bool = True) -> dict[str, Value]:

@@ -14,6 +14,7 @@ from lightning_jd.aggregators import Method, available, balancers, resolve
 from lightning_jd.core import backward
 from lightning_jd.lab.clock import Clock, interleaved, ratio
 from lightning_jd.lab.console import progress_bar
+from lightning_jd.lab.device import here, measured_on
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.threads import threads_of_torch
 from lightning_jd.lab.work.networks import TrunkAndHeads, mlp_layers
@@ -31,6 +32,7 @@ def methods(
     clock: Clock = "wall",
     tasks: Sequence[int] = (2, 8, 40),
     repeats: int = 20,
+    device: str = "cpu",
     output: Path = Path("results"),
 ) -> None:
     """Time a step with every method against the plain step on the sum of the losses.
@@ -45,10 +47,11 @@ def methods(
             less.
         tasks: Numbers of tasks.
         repeats: Timed rounds.
+        device: Where models and data are: "cpu", "cuda", ...
         output: The folder for methods.json and methods.md.
     """
     writable_folder(output)
-    with threads_of_torch(threads):
+    with threads_of_torch(threads), measured_on(device):
         found: dict[str, dict[str, Value]] = {}
         with progress_bar(total=len(tasks)) as start:
             for m in tasks:
@@ -71,8 +74,8 @@ def measure(
     """The cost of a step in plain steps, by name of the method (all of them, unless given)."""
     torch.manual_seed(0)
     trunk = nn.Sequential(*mlp_layers(_WIDTHS))
-    model = TrunkAndHeads(trunk, _WIDTHS[-1], tasks, outputs=1)
-    x, y = torch.randn(_BATCH, _WIDTHS[0]), torch.randn(_BATCH, tasks)
+    model = TrunkAndHeads(trunk, _WIDTHS[-1], tasks, outputs=1).to(here())
+    x, y = torch.randn(_BATCH, _WIDTHS[0]).to(here()), torch.randn(_BATCH, tasks).to(here())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
     def errors() -> list[Tensor]:

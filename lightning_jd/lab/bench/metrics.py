@@ -13,6 +13,7 @@ from lightning_jd._folders import writable_folder
 from lightning_jd.core import backward
 from lightning_jd.lab.clock import Clock, interleaved, ratios
 from lightning_jd.lab.console import progress_bar
+from lightning_jd.lab.device import here, measured_on
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.threads import threads_of_torch
 from lightning_jd.lab.work.paper import INPUT_SHAPES, paper_cnn
@@ -34,6 +35,7 @@ def metrics(
     clock: Clock = "wall",
     batch_size: int = 32,
     repeats: int = 40,
+    device: str = "cpu",
     output: Path = Path("results"),
 ) -> None:
     """Time the metrics of one step against the plain step of the paper's CIFAR-10 network.
@@ -48,10 +50,11 @@ def metrics(
             less.
         batch_size: Images in a batch, and so objectives.
         repeats: Timed rounds.
+        device: Where models and data are: "cpu", "cuda", ...
         output: The folder for metrics.json and metrics.md.
     """
     writable_folder(output)
-    with threads_of_torch(threads):
+    with threads_of_torch(threads), measured_on(device):
         with progress_bar(total=1) as start:
             start(f"{repeats} rounds")
             rows = measure(batch_size, repeats, clock)
@@ -98,9 +101,9 @@ def measure(batch_size: int, repeats: int, clock: Clock) -> list[dict[str, Value
 def _training(
     batch_size: int,
 ) -> tuple[Callable[[], None], Callable[[], Tensor], list[torch.nn.Parameter]]:
-    network = paper_cnn("cifar10")
-    images = torch.randn(batch_size, *INPUT_SHAPES["cifar10"])
-    labels = torch.randint(10, (batch_size,))
+    network = paper_cnn("cifar10").to(here())
+    images = torch.randn(batch_size, *INPUT_SHAPES["cifar10"]).to(here())
+    labels = torch.randint(10, (batch_size,)).to(here())
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
 
     def losses() -> Tensor:

@@ -29,6 +29,10 @@ class Work:
     x: Tensor
     y: Tensor
 
+    def to(self, device: torch.device) -> Work:
+        """The same on a device."""
+        return Work(self.model.to(device), self.x.to(device), self.y.to(device))
+
     @property
     def has_tasks(self) -> bool:
         """One objective per task, instead of one per instance."""

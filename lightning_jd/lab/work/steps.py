@@ -12,6 +12,7 @@ from torch import nn
 from lightning_jd.aggregators import GramianAggregator, resolve
 from lightning_jd.core import backward
 from lightning_jd.errors import UnknownNameError
+from lightning_jd.lab.device import here
 from lightning_jd.lab.work.networks import TrunkAndHeads, Work, mean_of
 
 Step = Callable[[], None]
@@ -41,7 +42,7 @@ def working_step(engine: str, build: Callable[[], Work], aggregator: str) -> Ste
         needs more memory than there is.
     """
     torch.manual_seed(0)
-    step = make_step(engine, build(), aggregator)
+    step = make_step(engine, build().to(here()), aggregator)
     if step is None:
         return None
     try:

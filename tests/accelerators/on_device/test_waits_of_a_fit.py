@@ -73,6 +73,31 @@ def test_ordinary_training_does_not_wait() -> None:
     assert waits("scalar", None, {}) == [[]] * (12 - STEADY)
 
 
+class WatchForward(Callback):
+    """Records what waits before the backward pass begins."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._recording = synchronisations()
+        self._waits = self._recording.__enter__()
+
+    def on_before_backward(self, *_: Any) -> None:
+        self._recording.__exit__(None, None, None)
+        self.found += [str(each) for each in self._waits]
+
+
+@each_form
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+def test_nothing_waits_in_the_forward_pass(form: Any, nonfinite: Any) -> None:
+    watch = WatchForward()
+    callbacks = [JacobianDescent("upgrad", nonfinite=nonfinite), watch]
+    arguments = on_device(**{**QUIET, "max_epochs": 1, "callbacks": callbacks})
+    L.Trainer(**arguments).fit(Regression(form), batches())
+    assert watch.found == []
+
+
 @each_form
 @pytest.mark.parametrize("case", ONE)
 def test_a_step_waits_once(case: str, form: str) -> None:

@@ -71,7 +71,7 @@ def test_the_command_writes_its_table(
     pytest.importorskip("rich")
     tiny = CASES["mlp"].tiny
     monkeypatch.setattr(module, "CASES", {"mlp": Case(tiny, tiny, 0.0, 0.0)})
-    launches(["mlp"], repeats=2, torchjd=False, output=tmp_path)
+    launches(["mlp"], repeats=2, torchjd=False, waits=False, output=tmp_path)
     (row,) = Report.read(tmp_path / "launches.json").rows
     assert row["case"] == "mlp"
     assert "More than it must be: mlp." in capsys.readouterr().out
@@ -82,3 +82,10 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
         launches(["mpl"], output=tmp_path)
     with pytest.raises(ArgumentError, match="`repeats` and `cases` must not be zero or empty"):
         launches(repeats=0, output=tmp_path)
+
+
+@pytest.mark.slow
+def test_waits_are_counted_in_another_process(tmp_path: Path) -> None:
+    launches(["mlp"], repeats=1, torchjd=False, output=tmp_path)
+    (row,) = Report.read(tmp_path / "launches.json").rows
+    assert (row["mean_waits"], row["upgrad_waits"]) == (0, 1)

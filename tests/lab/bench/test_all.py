@@ -1,0 +1,49 @@
+"""`lightning-jd bench all`: one zip with every table, and a device that is not there."""
+
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+import torch
+
+from lightning_jd.errors import ArgumentError
+from lightning_jd.lab.bench import all as module
+from lightning_jd.lab.bench.launches import launches
+from lightning_jd.lab.bench.metrics import metrics
+from lightning_jd.lab.clock import interleaved
+from lightning_jd.lab.device import here, measured_on
+from lightning_jd.lab.report import Report
+
+
+def failing(**_: Any) -> None:
+    raise RuntimeError("out of memory")
+
+
+def test_a_bundle_has_all_tables_and_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BENCHES", {"metrics": metrics, "engines": failing})
+    module.bench_all(device="cpu", repeats=1, output=tmp_path)
+    with ZipFile(tmp_path / "cpu.zip") as bundle:
+        assert {"metrics.json", "metrics.md", "engines_failed.txt"} <= set(bundle.namelist())
+        assert b"out of memory" in bundle.read("engines_failed.txt")
+    assert Report.read(tmp_path / "cpu" / "metrics.json").environment["device"] == "cpu"
+
+
+def test_every_benchmark_of_a_bundle_takes_a_device() -> None:
+    for bench in module.BENCHES.values():
+        assert "device" in bench.__annotations__
+
+
+def test_a_device_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="`device` must be one that torch can use here"):
+        module.bench_all(device="cuda" if not torch.cuda.is_available() else "xpu", output=tmp_path)
+    with pytest.raises(ArgumentError, match="got 'nonsense'"):
+        launches(cases=["mlp"], device="nonsense", output=tmp_path)
+    assert here() == torch.device("cpu")
+
+
+def test_the_clock_of_a_processor_does_not_see_a_device() -> None:
+    with measured_on("meta"), pytest.raises(ArgumentError, match="`clock` must be 'wall'"):
+        interleaved({"a": lambda: None}, repeats=1, clock="cpu")
