@@ -74,18 +74,20 @@ def test_ordinary_training_does_not_wait() -> None:
 
 
 class WatchForward(Callback):
-    """Records what waits before the backward pass begins."""
+    """Records what waits in ``training_step``, after which gradients are set to zero."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
+        self.steps = 0
 
     def on_train_batch_start(self, *_: Any) -> None:
         self._recording = synchronisations()
         self._waits = self._recording.__enter__()
 
-    def on_before_backward(self, *_: Any) -> None:
+    def on_before_zero_grad(self, *_: Any) -> None:
         self._recording.__exit__(None, None, None)
         self.found += [str(each) for each in self._waits]
+        self.steps += 1
 
 
 @each_form
@@ -96,6 +98,7 @@ def test_nothing_waits_in_the_forward_pass(form: Any, nonfinite: Any) -> None:
     arguments = on_device(**{**QUIET, "max_epochs": 1, "callbacks": callbacks})
     L.Trainer(**arguments).fit(Regression(form), batches())
     assert watch.found == []
+    assert watch.steps == 6
 
 
 @each_form
