@@ -60,7 +60,9 @@ from what is finished. This page is written by `docs/mtl.py` from its results.
   weight decay (AdamW), by the mean validation score of its tasks: accuracy, area under the curve,
   or the negative error of a standardised target. `--budget small`: the first seed walks over rates
   by factors of $10^{1/2}$ from $10^{-3}$, then tries weight decays 0.01 and 0.1; the other seeds
-  keep both. `--budget paper`: 13 rates times 4 decays for every seed, on all data.
+  begin with both and take lower rates as long as their validation is better (a rate that is luck
+  with one seed may ruin another). `--budget paper`: 13 rates times 4 decays for every seed, on all
+  data.
 - **Early stopping** on the same score. Test metrics come from the best epoch, once, and nothing
   is chosen by them.
 - **Δm** is the mean relative change of the test metrics against single task, in percent; positive

@@ -46,7 +46,7 @@ METHODS = (
     *("equal", "upgrad", "pcgrad", "cagrad", "mgda", "imtlg", "nashmtl", "alignedmtl"),
     *("uw", "dwa", "rlw", "famo"),
 )
-_TRIES = 6  # about, of the search of the small budget
+_TRIES = 6  # about, of the search of the small budget with its first seed
 
 
 def mtl(
@@ -125,7 +125,7 @@ def mtl(
         found = [_finished(first, seeds, limits, store) for first in firsts]
         failures: Mapping[Trial, str] = {}
     else:
-        tries = seeds * 52 if limits.sweeps else seeds - 1 + _TRIES
+        tries = seeds * 52 if limits.sweeps else 2 * (seeds - 1) + _TRIES
         with (
             progress_bar(total=len(firsts) * tries, counts="finished") as announce,
             threads_of_torch(1),
@@ -233,6 +233,7 @@ def _publish(
 
 _SEARCHED = {
     False: "Rate and decay: the first seed walks over rates by factors of 10^(1/2) without decay, "
-    "then tries decays at the best, by validation; the other seeds keep both.",
+    "then tries decays at the best, by validation; the other seeds begin with both, and take lower "
+    "rates as long as validation is better.",
     True: "Rate and decay: the best of 13 rates times 4 decays by validation, for every seed.",
 }

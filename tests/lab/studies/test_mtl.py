@@ -69,7 +69,8 @@ def test_the_walk_finds_rate_and_decay_and_other_seeds_keep_them(
     assert {trial.lr for trial, _ in found} == {learning_rate(exponent)}
     assert {trial.weight_decay for trial, _ in found} == {decay}
     assert {trial.weight_decay for trial in landscape.asked[:3]} == {0.0}
-    assert sum(trial.seed > 1 for trial in landscape.asked) == 2
+    others = {(trial.seed, trial.lr) for trial in landscape.asked if trial.seed > 1}
+    assert len(others) == 4  # each makes sure that the next lower rate is no better
 
 
 def test_the_sweep_asks_every_seed_for_every_pair() -> None:
@@ -79,6 +80,17 @@ def test_the_sweep_asks_every_seed_for_every_pair() -> None:
     for seed in (1, 2):
         pairs = {(t.lr, t.weight_decay) for t in landscape.asked if t.seed == seed}
         assert len(pairs) == 13 * 4
+
+
+def test_a_rate_that_was_luck_is_lowered_for_the_seeds_that_it_ruins() -> None:
+    def trained(trial: Trial) -> Result:
+        k = round(12 * math.log10(trial.lr))
+        unlucky = trial.seed == 2 and k > -30
+        return Result(-50.0 if unlucky else -abs(k + 18), test={"left": 1.0})
+
+    found = best_trials(TRIAL, 3, SMALL, trained)
+    rates = [round(12 * math.log10(trial.lr)) for trial, _ in found]
+    assert rates == [-18, -30, -18]
 
 
 def test_a_rate_at_which_everything_fails_is_never_chosen() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 
-from lightning_jd.lab.studies._search import best_exponent, learning_rate
+from lightning_jd.lab.studies._search import GRID, best_exponent, learning_rate
 from lightning_jd.lab.studies.multitask._trial import Result, Trial
 
 Trained = Callable[[Trial], Result]
@@ -23,7 +24,7 @@ class Budget:
         patience: Epochs without a better validation score.
         decays: Weight decays; without one first.
         sweeps: Whether every seed tries every pair of rate and decay, from 10^-4.5 to 10^-1.5 by
-            factors of 10^(1/4); else the first seed walks, and the others keep its pair.
+            factors of 10^(1/4); else the first seed walks, and the others begin with its pair.
     """
 
     size: int
@@ -45,7 +46,9 @@ def best_trials(
     """The run of each seed at the best learning rate and weight decay.
 
     The small budget walks over rates by factors of 10^(1/2) with the first seed and without decay,
-    from 1e-3, until the best has worse neighbours; then it tries the decays at that rate.
+    from 1e-3, until the best has worse neighbours; then it tries the decays at that rate. A rate
+    that is luck with one seed may be ruin with another: the others take lower ones, as long as they
+    are better.
 
     Args:
         first: The setting; rate, decay and seed are replaced.
@@ -62,8 +65,21 @@ def best_trials(
         elif seed == 1:
             chosen = _walked(here, budget, trained)
         trial = replace(chosen, seed=seed)
+        if seed > 1 and not budget.sweeps:
+            trial = _lowered(trial, trained)
         found.append((trial, trained(trial)))
     return found
+
+
+def _lowered(trial: Trial, trained: Trained) -> Trial:
+    """The same at the best rate on the way down to the first that is worse."""
+    tried = [trial]
+    for k in range(round(12 * math.log10(trial.lr)) - _STEP, GRID[0] - 1, -_STEP):
+        lower = replace(trial, lr=learning_rate(k))
+        tried.append(lower)
+        if trained(lower).score < trained(tried[-2]).score:  # two that fail are equal: go on
+            break
+    return max(tried, key=lambda trial: trained(trial).score)
 
 
 def _walked(first: Trial, budget: Budget, trained: Trained) -> Trial:
