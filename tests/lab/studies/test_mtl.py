@@ -133,6 +133,7 @@ def test_the_page_by_hand(comparison: Comparison) -> None:
     assert (upgrad["rank"], equal["rank"], mgda["rank"]) == (1.0, 2.0, 3.0)
     assert upgrad["steps"] == pytest.approx(1.25)
     assert (upgrad["conflict"], upgrad["harmed"]) == (0.5, None)
+    assert (upgrad["lr"], rows["single task"]["lr"]) == ("0.001", "0.001; 0.001")
 
 
 def test_conclusions_are_drawn_beyond_the_noise(comparison: Comparison) -> None:

@@ -13,6 +13,7 @@ from lightning_jd.lab.statistics import standard_error
 from lightning_jd.lab.studies.multitask._page import PLAIN, Comparison, label_of, worst_drops
 
 _MOST_PAIRS = 3
+_TAKEN = (6, 14, 15)  # of matplotlib's tab20: the red and the greys of those that are marked
 _MARKED = {PLAIN: "darkgrey", "upgrad": "tab:red"}
 
 
@@ -37,6 +38,8 @@ def draw(comparison: Comparison, title: str, path: Path) -> Path:
     else:
         _draw_drops(panels[0], comparison, colours)
     _draw_bars(panels[-1], comparison, colours)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=7, fontsize="small")
     return save_figure(figure, path)
 
 
@@ -44,7 +47,8 @@ def _colours(comparison: Comparison) -> dict[str, Any]:
     from matplotlib import colormaps
 
     others = [method for method in comparison.methods if method not in _MARKED]
-    shades = {m: colormaps["tab20"](i % 20) for i, m in enumerate(others)}
+    free = [i for i in range(20) if i not in _TAKEN]
+    shades = {m: colormaps["tab20"](free[i % len(free)]) for i, m in enumerate(others)}
     return shades | _MARKED
 
 
@@ -67,7 +71,6 @@ def _draw_pair(
             invert()  # better is always to the upper right
     axes.set_title("better: upper right", fontsize="small")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small")
 
 
 def _draw_point(axes: Any, label: str, values: list[list[float]], colour: Any) -> None:
@@ -90,7 +93,6 @@ def _draw_drops(axes: Any, comparison: Comparison, colours: dict[str, Any]) -> N
     axes.set(xlabel="Δm %, mean over the tasks", ylabel="worst task, % worse than single task")
     axes.set_title("better: lower left", fontsize="small")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small")
 
 
 def _draw_bars(axes: Any, comparison: Comparison, colours: dict[str, Any]) -> None:

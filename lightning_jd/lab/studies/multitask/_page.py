@@ -114,8 +114,8 @@ def rows_of(comparison: Comparison) -> list[dict[str, Value]]:
     first["error"] = standard_error(comparison.drops(SINGLE))
     for name in names:
         first |= _metric(name, [r.test.get(name) for _, r in comparison.single[name]])
-    first["lr"] = ", ".join(f"{comparison.single[name][0][0].lr:.1g}" for name in names)
-    first["decay"] = ", ".join(f"{comparison.single[name][0][0].weight_decay:g}" for name in names)
+    first["lr"] = "; ".join(_rates(comparison.single[name]) for name in names)
+    first["decay"] = "; ".join(_decays(comparison.single[name]) for name in names)
     ranks = comparison.ranks() if comparison.methods else {}
     plain = _seconds(comparison.methods.get(PLAIN, ()))
     rows = [_row(comparison, method, ranks[method], plain) for method in comparison.methods]
@@ -133,7 +133,7 @@ def _row(comparison: Comparison, method: str, rank: float, plain: float | None) 
     finished = [result for result in results if not result.failed]
     drops = [drop for drop in comparison.drops(method) if drop == drop]
     row: dict[str, Value] = {"method": label_of(method), "failed": len(found) - len(finished)}
-    row |= {"rank": rank, "lr": f"{found[0][0].lr:.1g}", "decay": f"{found[0][0].weight_decay:g}"}
+    row |= {"rank": rank, "lr": _rates(found), "decay": _decays(found)}
     if not finished:
         return row
     for name in comparison.names:
@@ -145,6 +145,15 @@ def _row(comparison: Comparison, method: str, rank: float, plain: float | None) 
     seconds = _seconds(found)
     row["steps"] = None if plain is None or seconds is None else seconds / plain
     return row
+
+
+def _rates(found: Found) -> str:
+    """The learning rates of the seeds, or the only one."""
+    return ", ".join(dict.fromkeys(f"{trial.lr:.1g}" for trial, _ in found))
+
+
+def _decays(found: Found) -> str:
+    return ", ".join(dict.fromkeys(f"{trial.weight_decay:g}" for trial, _ in found))
 
 
 def worst_drops(comparison: Comparison, method: str) -> dict[str, float]:
