@@ -25,7 +25,7 @@ COMMANDS = {
     "multimnist": "--dataset multimnist --data DIR --size 4096 --epochs 8 --batch-size 64",
     "census": "--dataset census --size 8192 --epochs 8",
     "census-mmoe": "--dataset census --network mmoe --size 8192 --epochs 8",
-    "qm9": "--dataset qm9 --size 4096 --epochs 8",
+    "qm9": "--dataset qm9",
 }
 SINGLE, PLAIN = "single task", "Equal (plain)"
 

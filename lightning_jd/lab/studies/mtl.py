@@ -28,7 +28,7 @@ from lightning_jd.lab.studies.multitask._page import (
     label_of,
     rows_of,
 )
-from lightning_jd.lab.studies.multitask._search import BUDGETS, Budget, best_trials
+from lightning_jd.lab.studies.multitask._search import Budget, best_trials, budget_of
 from lightning_jd.lab.studies.multitask._training import train
 from lightning_jd.lab.studies.multitask._trial import (
     FAILED,
@@ -73,9 +73,10 @@ def mtl(
     Finished runs are kept in trials.jsonl and not repeated: stop with Ctrl-C and start again at
     will. At the end there are a table (mtl.json, mtl.md) and a figure (mtl.png).
 
-    The small budget (10,000 instances, 15 epochs, a walk over learning rates with the first seed)
-    takes less than 90 minutes on two cores for one dataset, twelve methods and three seeds. That of
-    the paper takes all instances, 100 epochs, and 13 rates times 4 decays for every seed: days.
+    The small budget (10,000 instances and 15 epochs, 2,048 and 8 of qm9; a walk over learning rates
+    with the first seed) is made to fit into 90 minutes on two idle cores, with twelve methods and
+    three seeds. That of the paper takes all instances, 100 epochs, and 13 rates times 4 decays for
+    every seed: days.
 
     Args:
         dataset: "multimnist", "census" or "qm9".
@@ -98,7 +99,7 @@ def mtl(
     check_epochs(epochs)
     check_matplotlib()
     workers = workers or os.cpu_count() or 1
-    limits = BUDGETS[budget]
+    limits = budget_of(budget, dataset)
     folder = writable_folder(output or f"results/mtl-{dataset}")
     whole = load_multitask(dataset, data)
     if size is None:

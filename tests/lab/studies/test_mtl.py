@@ -291,7 +291,7 @@ def study(
     """The command on tiny data, with a budget of nothing."""
     monkeypatch.setattr(module, "load_multitask", lambda dataset, folder: data)
     tiny = Budget(96, 1, 1, (0.0,), sweeps=False)
-    monkeypatch.setattr(module, "BUDGETS", {"small": tiny})
+    monkeypatch.setattr(module, "budget_of", lambda name, dataset: tiny)
 
     def run(**arguments: Any) -> dict[str, Any]:
         settings = {"methods": ["equal", "upgrad"], "seeds": 2, "batch_size": 48, "workers": 1}
