@@ -1,0 +1,33 @@
+"""Pages are reachable, and speak of what exists."""
+
+import re
+
+import pytest
+
+from tests.docs.blocks import PAGES, ROOT
+
+DOCS = ROOT / "docs"
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(?:#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_files_are_not_broken(page: str) -> None:
+    text = re.sub(
+        r"^```.*?^```$", "", PAGES[page].read_text("utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    broken = [link for link in LINK.findall(text) if not (PAGES[page].parent / link).exists()]
+    assert not broken
+
+
+def test_every_example_is_listed() -> None:
+    page = (DOCS / "howto" / "index.md").read_text(encoding="utf-8")
+    assert [file.name for file in (ROOT / "examples").glob("*.*") if file.name not in page] == []
+
+
+def test_the_glossary_has_its_words() -> None:
+    page = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    words = re.findall(r"^([\w-]+(?: [\w-]+)?)\n: ", page, flags=re.MULTILINE)
+    asked = "objective row instance task rank Gramian cotangent owner contribution".split()
+    assert len(words) >= 30
+    assert set(asked) <= set(words)
+    assert len(words) == len(set(words))
