@@ -86,7 +86,8 @@ def test_the_built_reference_has_every_name_and_command(site: Path) -> None:
     from sphinx.util.inventory import InventoryFile
 
     with (site / "objects.inv").open("rb") as file:
-        inventory = InventoryFile.load(file, "", lambda _, path: path).data
+        inventory = InventoryFile.load(file, "", lambda _, path: path)
+    inventory = getattr(inventory, "data", inventory)  # a dict in some versions of Sphinx
     found = {n.rpartition(".")[2] for kind in inventory if "py:" in kind for n in inventory[kind]}
     for module in public_modules():
         missing = set(names_of(module)) - found
