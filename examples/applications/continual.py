@@ -22,12 +22,12 @@ from lightning_jd.lab.data import load
 from lightning_jd.lab.figure import new_figure, save_figure
 
 PAIRS, BATCH, REMEMBERED = 5, 32, 50
-RATES, REPLAY, MARGINS = [0.01, 0.03, 0.1], [0.3, 1.0, 3.0, 10.0], [0.0, 0.5, 1.0]
+RATES, REPLAY, MARGINS = [0.01, 0.03, 0.1, 0.3], [0.3, 1.0, 3.0, 10.0], [0.0, 0.5, 1.0]
 METHODS = {
-    "SGD": [f"lr {rate}" for rate in RATES],
+    "SGD": [f"lr {rate}" for rate in [0.001, 0.003, *RATES]],
     "replay": [f"lr {rate}, weight {weight}" for rate, weight in product(RATES, REPLAY)],
     "GEM": [f"lr {rate}, margin {margin}" for rate, margin in product(RATES, MARGINS)],
-    "UPGrad": [f"lr {rate}" for rate in RATES],
+    "UPGrad": [f"lr {rate}" for rate in [*RATES, 1.0]],
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from study import Results, Setting, arguments, hypervolume, mean_and_error, print_table, run_all
+from study import Results, Setting, arguments, mean_and_error, print_table, run_all
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as entropy
 
@@ -22,17 +22,17 @@ from lightning_jd import backward
 from lightning_jd.aggregators import Constant, UPGrad
 from lightning_jd.errors import ArgumentError
 from lightning_jd.lab.figure import new_figure, save_figure
+from lightning_jd.metrics import hypervolume
 
 SWEEP = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0]
+NUMBERS = ("error", "gap", "validation error", "validation gap")
 METHODS = {
     "penalty": lambda weight: Constant([1.0, weight]),
     "UPGrad": lambda weight: UPGrad(preference=[1.0, weight]),
     "UPGrad, groups": lambda weight: UPGrad(preference=[1.0, 1.0, weight]),
 }
 WORST = {"Adult": (0.25, 0.25), "COMPAS": (0.46, 0.35)}  # error and gap: the corner of the volume
-ADULT = (
-    "age work weight education years married job family race sex gain loss hours country income"
-).split()
+ADULT = "age work weight school years married job family race sex gain loss hours country income"
 
 
 def read(path: Path, heads: list[str] | None = None) -> list[dict[str, str]]:
@@ -48,7 +48,7 @@ def table(name: str, folder: Path) -> tuple[list[dict[str, Any]], list[str], lis
     if name == "Adult":
         rows = [
             {**row, "group": row["sex"] == "Male", "yes": row["income"] == ">50K"}
-            for row in read(folder / "adult" / "adult.data", ADULT)
+            for row in read(folder / "adult" / "adult.data", ADULT.split())
         ]
         classes = ["work", "married", "job", "family", "race", "sex"]
         return rows, ["age", "years", "gain", "loss", "hours"], classes
@@ -97,26 +97,26 @@ def train(setting: Setting, seed: int, steps: int) -> dict[str, float]:
         first, logits = group[batch], network(x[batch])[:, 0]
         losses, chances = entropy(logits, yes[batch], reduction="none"), logits.sigmoid()
         gap = (chances[first].mean() - chances[~first].mean()).abs()
-        by_group = [losses[first].mean(), losses[~first].mean()]
-        objectives = [*by_group, gap] if "groups" in setting.method else [losses.mean(), gap]
+        parted = [losses[first], losses[~first]] if "groups" in setting.method else [losses]
+        objectives = [*(part.mean() for part in parted), gap]
         optimizer.zero_grad()
         backward(objectives, network, method)
         optimizer.step()
-    names = ("error", "gap", "validation error", "validation gap")
     numbers = error_and_gap(network, test) + error_and_gap(network, validation)
-    return dict(zip(names, numbers, strict=True))
+    return dict(zip(NUMBERS, numbers, strict=True))
 
 
 def summary(results: Results, problem: str, method: str) -> list[dict[str, float]]:
     """For each seed: the hypervolume, and the best model with a gap of at most 5% in validation."""
     found = []
     for sweep in zip(*(results[Setting(problem, method, value)] for value in SWEEP), strict=True):
-        volume = hypervolume([(run["error"], run["gap"]) for run in sweep], WORST[problem])
+        points = torch.tensor([[run["error"], run["gap"]] for run in sweep])
+        volume = hypervolume(points / torch.tensor(WORST[problem]), (1.0, 1.0), False).item()
+        # The most accurate of those that are fair enough, or else the fairest.
         fair = [run for run in sweep if run["validation gap"] <= 0.05]
-        key = "validation error" if fair else "validation gap"
-        best = min(fair or sweep, key=lambda run: run[key])
-        accuracy = 100 * (1 - best["error"])
-        found.append({"volume": volume, "accuracy": accuracy, "gap": 100 * best["gap"]})
+        best = min(fair or sweep, key=lambda run: run[NUMBERS[2 if fair else 3]])
+        numbers = (volume, 100 * (1 - best["error"]), 100 * best["gap"])
+        found.append(dict(zip(("volume", "accuracy", "gap"), numbers, strict=True)))
     return found
 
 
@@ -130,7 +130,7 @@ def draw(results: Results) -> Figure:
             axis.errorbar(x, y, dy, dx, marker="o", markersize=4, linewidth=1, label=method)
         axis.set(title=problem, xlabel="gap of the rates of yes", ylabel="error")
         axis.grid(alpha=0.3)
-        axis.legend(frameon=False)
+    axis.legend(frameon=False)
     return figure
 
 

@@ -19,7 +19,7 @@ from lightning_jd.aggregators import ConFIG, Constant, GradNorm, Sum, UPGrad
 from lightning_jd.lab.figure import new_figure, save_figure
 
 VISCOSITY, WAVES = 0.05 / math.pi, (1, 2)
-WEIGHTS = [10.0, 100.0]  # of boundary and start, with 1 for the equation
+WEIGHTS = [0.1, 10.0, 100.0, 1000.0]  # of boundary and start, with 1 for the equation
 POINTS = 20  # of an error curve
 METHODS = {
     "sum": lambda count, _: Sum(),

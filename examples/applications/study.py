@@ -111,12 +111,3 @@ def print_table(results: Results, columns: Mapping[str, str], folder: Path, tune
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     print(table)
     (folder / "table.md").write_text(table + "\n", encoding="utf-8")
-
-
-def hypervolume(points: list[tuple[float, float]], corner: tuple[float, float]) -> float:
-    """The share of the rectangle from zero to the corner that the points dominate."""
-    volume, lowest = 0.0, corner[1]
-    for error, gap in sorted(points):
-        if error < corner[0] and gap < lowest:
-            volume, lowest = volume + (corner[0] - error) * (lowest - gap), gap
-    return volume / (corner[0] * corner[1])

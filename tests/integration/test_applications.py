@@ -19,7 +19,10 @@ from lightning_jd.errors import ArgumentError, NonFiniteError
 
 FOLDER = Path(__file__).parents[2] / "examples" / "applications"
 DOCS = Path(__file__).parents[2] / "docs"
-PUBLISHED = ["physics", "continual", "fairness"]
+PUBLISHED: list[Any] = ["physics", "continual", "fairness", "shares", "adaptation"]
+# Libraries warn about one another when they are imported, and that takes seconds.
+FOREIGN = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+PUBLISHED.append(pytest.param("adapters", marks=FOREIGN))
 
 
 @pytest.fixture
@@ -81,15 +84,6 @@ def test_physics_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 # --- fairness
-
-
-def test_the_hypervolume_is_that_of_inclusion_and_exclusion(example: Any) -> None:
-    hypervolume = example("study").hypervolume
-    # Rectangles up to (1, 1): 0.8 * 0.3 + 0.5 * 0.6 - 0.5 * 0.3. The third point is dominated, the
-    # fourth is outside.
-    points = [(0.2, 0.7), (0.5, 0.4), (0.6, 0.8), (1.2, 0.1)]
-    assert hypervolume(points, (1.0, 1.0)) == pytest.approx(0.39)
-    assert hypervolume([(0.5, 1.0)], (1.0, 2.0)) == pytest.approx(0.25)
 
 
 @pytest.fixture
@@ -189,6 +183,32 @@ def test_the_pairs_of_continual_learning_are_apart(images: Path, example: Any) -
         assert set(rows.tolist()) == {2 * pair, 2 * pair + 1}
 
 
+@pytest.mark.slow
+def test_shares_train(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = str(images / "cifar10")
+    table = run_script("shares", tmp_path / "out", monkeypatch, "--steps", "2", "--data", data)
+    assert table.count("hostile") == 5
+
+
+@pytest.mark.slow
+def test_adaptation_trains(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = run_script(
+        "adaptation", tmp_path / "out", monkeypatch, "--steps", "2", "--data", str(images)
+    )
+    assert table.count("coloured") == 4
+
+
+# --- adapters
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_adapters_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft", exc_type=ImportError)
+    table = run_script("adapters", tmp_path, monkeypatch, "--steps", "2")
+    assert table.count("LoRA") == 3
+
+
 # --- what they share
 
 
@@ -196,6 +216,8 @@ def test_the_pairs_of_continual_learning_are_apart(images: Path, example: Any) -
 def test_the_page_shows_the_tables_of_the_stored_runs(
     name: str, example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if name == "adapters":
+        pytest.importorskip("peft", exc_type=ImportError)
     module = example(name)
     monkeypatch.setattr(module, "draw", lambda *_: module.new_figure(1, 1, "not here"))
     results: dict[Any, list[Any]] = {}
