@@ -132,7 +132,7 @@ def publish(results: Results, folder: Path, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    options = arguments(__doc__, steps=600)
+    options = arguments(__doc__, steps=1200)
     settings = [
         Setting(problem, method, value)
         for problem in PROBLEMS
