@@ -102,7 +102,7 @@ def loop_over_tasks(
     if own:
         single = [(task, g.to(dtype)) for task, several in own.items() for g in several.values()]
         squares = torch.stack(torch._foreach_norm([g for _, g in single])).square_()
-        tasks = torch.tensor([task for task, _ in single], device=G.device)
+        tasks = torch.tensor([task for task, _ in single]).to(G.device, non_blocking=True)
         G.diagonal().index_add_(0, tasks, squares)
     return Loop(G, J, shared, own, parameters)
 
