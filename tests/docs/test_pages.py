@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from lightning_jd import aggregators
 from tests.docs.blocks import PAGES, ROOT
 
 DOCS = ROOT / "docs"
@@ -31,3 +32,14 @@ def test_the_glossary_has_its_words() -> None:
     assert len(words) >= 30
     assert set(asked) <= set(words)
     assert len(words) == len(set(words))
+
+
+def test_the_readme_counts_the_methods() -> None:
+    counted = re.search(r"(\d+) aggregators and (\w+) balancers", (ROOT / "README.md").read_text())
+    assert counted is not None
+    every = [
+        sum(cls.__name__ in aggregators.__all__ for cls in methods.values())
+        for methods in (aggregators.available(), aggregators.balancers())
+    ]
+    assert (int(counted[1]), counted[2]) == (every[0], "nine")
+    assert every[1] == 9
