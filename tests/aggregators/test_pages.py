@@ -1,4 +1,7 @@
-"""The page of a method: its code runs alone, and its picture is drawn by the method itself."""
+"""The page of a method shows a picture that the method itself has drawn.
+
+That its code runs alone is tested in `tests/docs`.
+"""
 
 import re
 from importlib.util import module_from_spec, spec_from_file_location
@@ -11,15 +14,6 @@ from lightning_jd.aggregators import available, balancers
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {page.stem: page.read_text() for page in sorted((DOCS / "aggregators").glob("*.md"))}
 METHODS = [*available(), *balancers()]
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_each_block_of_code_runs_alone(page: str) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL)
-    assert blocks
-    for block in blocks:
-        if ">>>" not in block:  # which test_table runs, with its output
-            exec(block, {})
 
 
 @pytest.mark.parametrize("name", METHODS)
