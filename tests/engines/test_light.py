@@ -17,7 +17,7 @@ from lightning_jd.engines.tape import (
     register_rule,
     unregister_rule,
 )
-from lightning_jd.engines.tape.run import _compiled
+from lightning_jd.engines.tape.contributions import _pieces
 from lightning_jd.errors import GraphError
 
 
@@ -142,7 +142,8 @@ def test_options_may_change_between_steps(memory: str) -> None:
 
 
 def test_gradients_of_a_freed_graph_can_be_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_compiled, "_CAPTURED", 0)  # nothing is small: cotangents go to hooks
+    nothing = _pieces._CPU._replace(captured=0)  # nothing is small: cotangents go to hooks
+    monkeypatch.setattr(_pieces, "_CPU", nothing)
     model, x = nn.Linear(4, 3), torch.randn(5, 4)
     named, weights = list(model.named_parameters()), torch.ones(5)
     for _ in range(3):

@@ -158,8 +158,9 @@ class Step:
     def may_replay(self, plan: Plan) -> bool:
         """Whether a step like this one can be a program."""
         instances, memory = self.request.instances, self.request.memory
-        is_pass = instances is not None and instances.ndim == 1 and memory == "fast"
-        return is_pass and can_compile(plan)
+        if instances is None or instances.ndim > 1 or memory == "low":
+            return False
+        return can_compile(plan, instances)
 
     def program(self, graph: Graph, plan: Plan) -> tuple[Compiled, list[Tensor]] | None:
         """The program for a plan, if there is one, and what it needs of this graph."""

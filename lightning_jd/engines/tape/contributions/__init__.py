@@ -13,6 +13,7 @@ from lightning_jd.engines.tape.contributions._lookup import Lookup
 from lightning_jd.engines.tape.contributions._matrices import Matrices
 from lightning_jd.engines.tape.contributions._one_row import OneRow
 from lightning_jd.engines.tape.contributions._outer_product import OuterProduct
+from lightning_jd.engines.tape.contributions._pieces import pieces
 from lightning_jd.engines.tape.contributions._ragged_product import RaggedProduct
 from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.contributions._shared_activations import SharedActivations
@@ -34,6 +35,7 @@ __all__ = [
     "cross_gramian",
     "fastest",
     "merge",
+    "pieces",
     "products",
     "rounded",
     "shared_cross_gramian",

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lightning_jd.engines._columns import from_columns
+from lightning_jd.engines.tape.contributions import pieces
 from lightning_jd.engines.tape.graph import Edge, Graph, gradients_of, is_hooked
 from lightning_jd.engines.tape.plan import Plan
 from lightning_jd.engines.tape.program import Program, Recorder, UnrecordableError
@@ -22,13 +23,14 @@ from lightning_jd.engines.tape.run._instances import Interpreter
 from lightning_jd.engines.tape.run._pass import Cotangents, captured
 from lightning_jd.engines.tape.run._request import Request
 
-#: Numbers that the gradients of all results may have to be held at the same time (16 MB in
-#: float32). Larger ones are consumed in hooks, one after the other, where launches do not count.
-_CAPTURED = 1 << 22
 
+def can_compile(plan: Plan, losses: Tensor) -> bool:
+    """Whether a step is a pass and products of what it meets, and its gradients are small.
 
-def can_compile(plan: Plan) -> bool:
-    """Whether a step is a pass and products of what it meets, and its gradients are small."""
+    Args:
+        plan: The plan.
+        losses: The losses, for their device: where launches are what counts, more may be held.
+    """
     experience = experience_of(plan)
     if experience.compiled is not None:
         return True
@@ -36,7 +38,8 @@ def can_compile(plan: Plan) -> bool:
         return False
     if experience.is_unrecordable or any(experience.refused.values()):
         return False
-    return sum(prod(plan.records[node].shapes[k]) for node, k in plan.outputs) <= _CAPTURED
+    numbers = sum(prod(plan.records[node].shapes[k]) for node, k in plan.outputs)
+    return 4 * numbers <= pieces(losses).captured
 
 
 class Read(NamedTuple):
