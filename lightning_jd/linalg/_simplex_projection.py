@@ -19,6 +19,7 @@ def simplex_projection(vector: Tensor) -> Tensor:
         >>> simplex_projection(torch.tensor([1.0, 0.5, -2.0]))
         tensor([0.7500, 0.2500, 0.0000])
     """
+    vector = vector - vector.max()  # the same projection, and 1 is not lost beside large entries
     ordered = vector.sort(descending=True).values
     counts = torch.arange(1, len(vector) + 1, dtype=vector.dtype, device=vector.device)
     thresholds = (ordered.cumsum(dim=0) - 1) / counts

@@ -14,6 +14,7 @@ from lightning_jd.linalg import (
     dual_cone_weights,
     min_norm_residuals,
     min_norm_weights,
+    simplex_projection,
 )
 from tests.helpers.gramians import FAMILIES, RESIDUAL, gramians
 
@@ -170,3 +171,10 @@ def test_shape_and_dtype_of_the_answers(dtype: torch.dtype) -> None:
         assert weights.shape == (5,)
         assert weights.dtype == dtype
         assert not weights.requires_grad
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e10, 1e21])
+def test_a_projection_onto_the_simplex_is_on_it_at_any_scale(scale: float) -> None:
+    projected = simplex_projection(scale * torch.tensor([3.0, -1.0, 2.0, 3.0], dtype=torch.float64))
+    assert projected.sum() == pytest.approx(1.0)
+    assert bool((projected >= 0).all())
