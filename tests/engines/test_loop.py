@@ -1,12 +1,13 @@
 """A plain loop over tasks, where it is faster: chosen by measuring, exact in any case."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from lightning_jd.engines import Objectives, Tape
-from lightning_jd.engines.tape import _step
 from lightning_jd.engines.tape.run import Loop, loop_over_tasks
 from lightning_jd.errors import GraphError
 from tests.engines.oracle import (
@@ -31,12 +32,6 @@ class Heads(nn.Module):
         return [head(z).square().mean() for head in self.heads]
 
 
-@pytest.fixture
-def always_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_step, "chosen", lambda key: "loop")
-
-
-@pytest.mark.usefixtures("always_loop")
 @pytest.mark.parametrize("scale", [1.0, 1024.0, torch.tensor(2.0**-10, dtype=torch.float64)])
 def test_the_loop_is_exact(scale: float | Tensor) -> None:
     model = Heads()
@@ -73,7 +68,6 @@ def test_the_loop_is_exact_for_dense_tasks_on(name: str) -> None:
         assert_gradients(gradients, weights, blocks, named, TOLERANCE[torch.float64])
 
 
-@pytest.mark.usefixtures("always_loop")
 def test_the_loop_computes_in_single_precision_where_parameters_are_half() -> None:
     model = Heads(torch.bfloat16)
     losses = model(torch.randn(6, 5, dtype=torch.bfloat16))
@@ -82,7 +76,6 @@ def test_the_loop_computes_in_single_precision_where_parameters_are_half() -> No
     assert tape.gradients(torch.ones(3))[0].dtype == torch.bfloat16  # type: ignore[union-attr]
 
 
-@pytest.mark.usefixtures("always_loop")
 def test_losses_that_reach_no_parameter_are_an_error_in_the_loop() -> None:
     model = Heads()
     losses = model(torch.randn(6, 5, dtype=torch.float64))
@@ -90,17 +83,37 @@ def test_losses_that_reach_no_parameter_are_an_error_in_the_loop() -> None:
         Tape(Objectives.of(losses), [("p", torch.zeros(3, requires_grad=True))]).gramian()
 
 
-def test_what_is_faster_is_measured_once_and_results_do_not_depend_on_it() -> None:
+def test_every_step_takes_the_same_way_and_gives_the_same_bits() -> None:
     model = Heads()
     named, x = list(model.named_parameters()), torch.randn(6, 5, dtype=torch.float64)
     weights = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
     found = []
     for _ in range(4):
         tape = Tape(Objectives.of(model(x)), named, retain_graph=False)
-        G = tape.gramian()
-        found.append((G, [g for g in tape.gradients(weights) if g is not None]))
+        found.append([tape.gramian(), *[g for g in tape.gradients(weights) if g is not None]])
     for other in found[1:]:
-        assert_close(other, found[0])
-    assert _step.chosen(_step._loop_key(tape._request)) in ("loop", "tape")
-    large = Tape(Objectives.of(model(x)), named, memory="low")
-    assert _step._loop_key(large._request) is None
+        assert all(torch.equal(a, b) for a, b in zip(other, found[0], strict=True))
+
+
+@pytest.mark.parametrize("options", [{"memory": "low"}, {"check": "always"}])
+def test_the_tape_takes_what_the_loop_does_not(options: dict[str, Any]) -> None:
+    model = Heads()
+    losses, named = model(torch.randn(6, 5, dtype=torch.float64)), list(model.named_parameters())
+    tape = Tape(Objectives.of(losses), named, **options)
+    assert_gramian(tape.gramian(), jacobian_blocks(losses, named), 1e-10)
+    assert tape._outcome is not None
+    assert not isinstance(tape._outcome.ledger, Loop)
+
+
+def test_gradients_of_tables_are_sparse_where_those_of_autograd_are() -> None:
+    table, layer = nn.Embedding(5, 3, sparse=True), nn.Linear(3, 1)
+    rows = [layer(table(torch.tensor([0, 2]))).sum(), table(torch.tensor([2, 4])).square().sum()]
+    named = [("table", table.weight), ("layer", layer.weight)]
+    tape = Tape(Objectives.of(rows), named)
+    found, other = tape.gradients(torch.ones(2))
+    (expected,) = torch.autograd.grad(sum(rows), [table.weight])
+    assert found is not None
+    assert other is not None
+    assert found.is_sparse
+    assert not other.is_sparse
+    assert_close(found.to_dense(), expected.to_dense())

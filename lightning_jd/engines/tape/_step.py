@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from lightning_jd.engines.tape._certificate import (
     mismatches,
     random_vector,
 )
-from lightning_jd.engines.tape.contributions import chosen, fastest, rounded
+from lightning_jd.engines.tape.contributions import rounded
 from lightning_jd.engines.tape.graph import Graph, types_in, walk
 from lightning_jd.engines.tape.owners import Evidence
 from lightning_jd.engines.tape.plan import KnownGraph, Plan, known_graph, standing_of
@@ -74,15 +74,14 @@ class Step:
             GraphError: If no loss depends on a parameter, or autograd cannot see through a
                 checkpoint, or a certificate fails and ``check`` is ``"raise"``.
         """
-        key = None if self.collects else _loop_key(self.request)
-        if key is not None and chosen(key) == "loop":
-            loop = self.loop(retain_graph=self.request.retain_graph)
-            if not loop.reached:
-                raise self.request.nothing_reached()
-            return Outcome(loop, paths=dict.fromkeys(loop.reached, "rows"))
-        return self.by_plan(key)
+        if self.collects or not _may_loop(self.request):
+            return self.by_plan()
+        loop = self.loop()
+        if not loop.reached:
+            raise self.request.nothing_reached()
+        return Outcome(loop, paths=dict.fromkeys(loop.reached, "rows"))
 
-    def by_plan(self, loop_key: Hashable | None) -> Outcome:
+    def by_plan(self) -> Outcome:
         """Walk the graph, look its plan up, and carry it out."""
         request = self.request
         graph = walk(request.objectives.outputs, request.tensors)
@@ -115,8 +114,6 @@ class Step:
                     return Outcome(replay, plan)
                 if may_replay and experience.steps > 1:
                     return Outcome(self.recorded(graph, plan), plan)
-                if loop_key is not None and not plan.sparse:
-                    self.choose(loop_key, interpret)
                 kind = Collector if self.collects else Ledger
                 empty = request.empty_ledger(kind, keeps=keeps, once=frees)
                 ledger = interpret(empty, frees=frees)
@@ -218,33 +215,20 @@ class Step:
             return None
         return [found for found in wrong if not set(found.parameters) <= plan.by_rows]
 
-    def loop(self, *, retain_graph: bool = True) -> Loop:
+    def loop(self) -> Loop:
         """One pass per task, by plain autograd."""
         request = self.request
         return loop_over_tasks(
             *(request.objectives, request.tensors, request.scale, request.dtype),
-            retain_graph=retain_graph,
+            retain_graph=request.retain_graph,
         )
 
-    def choose(self, key: Hashable, interpret: Callable[[Ledger], Ledger]) -> None:
-        """Measure once whether the tape is faster than a plain loop: both are exact."""
-        weights = torch.ones_like(self.request.empty_ledger().G[0])
-        ways: dict[str, Callable[[], object]] = {
-            "tape": lambda: interpret(self.request.empty_ledger()).gradients(weights),
-            "loop": lambda: self.loop().gradients(weights),
-        }
-        fastest(key, ways)
 
-
-def _loop_key(request: Request) -> Hashable | None:
-    """What the choice between the tape and a plain loop is filed under; ``None``: no loop."""
+def _may_loop(request: Request) -> bool:
+    """Whether tasks are so small that a plain loop over them is fastest."""
     objectives, tensors, m = request.objectives, request.tensors, request.objectives.m
     if isinstance(objectives.losses, Tensor) or m == 1 or request.check == "always":
-        return None
-    numbers = sum([tensor.numel() for tensor in tensors])
-    if request.memory == "low" or m * numbers > ROWS:
-        return None
-    if any(tensor.is_complex() for tensor in tensors):
-        return None
-    # not by the graph, which would have to be walked
-    return "loop", m, numbers, id(tensors[0]), objectives.dtype, objectives.device
+        return False
+    if request.memory == "low" or m * sum([tensor.numel() for tensor in tensors]) > ROWS:
+        return False
+    return not any(tensor.is_complex() for tensor in tensors)

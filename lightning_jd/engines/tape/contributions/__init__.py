@@ -8,7 +8,7 @@ from lightning_jd.engines.tape.contributions._base import (
     products,
 )
 from lightning_jd.engines.tape.contributions._cross import cross_gramian, shared_cross_gramian
-from lightning_jd.engines.tape.contributions._fastest import chosen, fastest, rounded
+from lightning_jd.engines.tape.contributions._fastest import fastest, rounded
 from lightning_jd.engines.tape.contributions._lookup import Lookup
 from lightning_jd.engines.tape.contributions._matrices import Matrices
 from lightning_jd.engines.tape.contributions._one_row import OneRow
@@ -31,7 +31,6 @@ __all__ = [
     "Rows",
     "Settled",
     "SharedActivations",
-    "chosen",
     "cross_gramian",
     "fastest",
     "merge",

@@ -33,11 +33,6 @@ def rounded(sizes: Iterable[int]) -> tuple[int, ...]:
     return tuple([size.bit_length() for size in sizes])
 
 
-def chosen(key: Hashable) -> str | None:
-    """What was found to be fastest before."""
-    return _choices.get(key)
-
-
 def fastest(
     key: Hashable,
     variants: Mapping[str, Callable[[], object]],

@@ -23,7 +23,6 @@ _aten = torch.ops.aten
 _DIRECT: dict[Any, Callable[..., Any]] = {
     _aten.mm.default: torch.mm,
     _aten.bmm.default: torch.bmm,
-    _aten.addmm_.default: Tensor.addmm_,
     _aten.addcmul.default: torch.addcmul,
     _aten.mul.Tensor: torch.mul,
     _aten.add_.Tensor: Tensor.add_,

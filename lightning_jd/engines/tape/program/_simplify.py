@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ _aten = torch.ops.aten
 def simplified(
     operations: Sequence[Operation], values: Sequence[Value], results: Sequence[Slot]
 ) -> tuple[list[Operation], dict[Slot, Slot]]:
-    """Share equal views, skip views of views, add products in place, drop what nobody needs.
+    """Share equal views, skip views of views, drop what nobody needs; numbers stay, bit for bit.
 
     Args:
         operations: What was recorded.
@@ -29,7 +28,6 @@ def simplified(
     shorter, names = _without_repeated_views(operations, values)
     wanted = [replaced(slot, names) for slot in results]
     shorter = _needed(shorter, values, wanted)
-    shorter = _products_added_in_place(shorter, values, wanted)
     return shorter, names
 
 
@@ -126,35 +124,3 @@ def _needed(
                 slots.add(slot)
                 memories.add(values[slot.number].memory)
     return kept[::-1]
-
-
-def _products_added_in_place(
-    operations: Sequence[Operation], values: Sequence[Value], results: Collection[Slot]
-) -> list[Operation]:
-    """``G += A @ B`` in one operation, where the product is used nowhere else."""
-    uses = Counter(slot for operation in operations for slot in operation.reads())
-    written = Counter(memory for operation in operations for memory in operation.writes)
-    products: dict[Slot, Operation] = {}
-    for operation in operations:
-        (product, *others) = operation.results
-        is_product = operation.function is _aten.mm.default and not others
-        factors = {values[slot.number].memory for slot in operation.reads()}
-        # memory that is written once is written when it is made
-        is_product = is_product and uses[product] == 1 and product not in results
-        if is_product and all(written[memory] <= 1 for memory in factors):
-            products[product] = operation
-    shorter: dict[int, Operation] = dict(enumerate(operations))
-    made = {operation.results[0]: k for k, operation in shorter.items() if operation.results}
-    for k, operation in enumerate(operations):
-        if operation.function is not _aten.add_.Tensor or operation.kwargs:
-            continue
-        target, share = operation.args
-        if share in products and _is_alike(values[target.number], values[share.number]):
-            args = (target, *products[share].args)
-            shorter[k] = replace(operation, function=_aten.addmm_.default, args=args)
-            del shorter[made[share]]
-    return list(shorter.values())
-
-
-def _is_alike(one: Value, other: Value) -> bool:
-    return one.geometry[0] == other.geometry[0] and one.dtype == other.dtype

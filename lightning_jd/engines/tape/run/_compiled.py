@@ -273,8 +273,8 @@ def _recorded(
     interpreter.read, interpreter.node = reads, _Hidden()
     assembly = Assembly(plan, ledger)
     with recorder.recording():
-        for node, several in announced.items():
-            if interpreter.consume(node, several, assembly.deliver):
+        for node in experience_of(plan).order:
+            if interpreter.consume(node, announced[node], assembly.deliver):
                 raise UnrecordableError("an operation without a rule")
         assembly.close()
         ledger.close()

@@ -19,12 +19,15 @@ class Experience:
     Attributes:
         refused: Whether the rule for a use did not apply, by position.
         steps: How many steps had this plan.
+        order: The operations in the order in which the rules were asked: a program adds up in the
+            same order, so that it rounds as they do.
         compiled: The program for it, once there is one.
         is_unrecordable: There is none, because something depends on the values of tensors.
     """
 
     refused: dict[int, bool] = field(default_factory=dict)
     steps: int = 0
+    order: list[int] = field(default_factory=list)
     compiled: Compiled | None = None
     is_unrecordable: bool = False
 

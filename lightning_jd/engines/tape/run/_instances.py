@@ -74,8 +74,10 @@ class Interpreter:
         if fetched:
             self.read = partial(self._fetched_or_saved, fetched)
         later: list[tuple[list[int], Cotangents]] = []
+        order = experience_of(self.plan).order = []
 
         def consume(node: int, cotangents: Cotangents) -> None:
+            order.append(node)
             refused = self.consume(node, cotangents, deliver)
             if refused and not retain_graph:
                 raise _changed_its_mind(self.records[node].name)

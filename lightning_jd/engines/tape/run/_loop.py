@@ -13,8 +13,9 @@ from lightning_jd.engines._objectives import Objectives, Output
 from lightning_jd.engines.tape.contributions import products
 from lightning_jd.engines.tape.graph import run_engine
 
-#: Numbers that the rows of all tasks may be (16 MB in float32).
-ROWS = 1 << 22
+#: Numbers that the rows of all tasks may be (1 MB in float32). Not a measurement: a run that is
+#: resumed must take the same way as one that was not interrupted, bit for bit.
+ROWS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Loop:
         shared: The parameters in J.
         own: The gradients of parameters that one task alone reaches, by task and parameter.
         parameters: All parameters.
+        sparse: Those whose gradients autograd makes sparse, as optimizers for these want them.
     """
 
     G: Tensor
@@ -34,6 +36,7 @@ class Loop:
     shared: tuple[int, ...]
     own: dict[int, dict[int, Tensor]]
     parameters: Sequence[Tensor]
+    sparse: frozenset[int]
 
     @property
     def reached(self) -> set[int]:
@@ -53,7 +56,7 @@ class Loop:
             weighted = torch._foreach_mul(list(gradients.values()), each[task])
             for k, gradient in zip(gradients, weighted, strict=True):
                 found[k] = gradient.to(self.parameters[k].dtype)
-        return found
+        return {k: g.to_sparse(1) if k in self.sparse else g for k, g in found.items()}
 
 
 def loop_over_tasks(
@@ -75,6 +78,14 @@ def loop_over_tasks(
     """
     is_scaled = not (isinstance(scale, (int, float)) and scale == 1)
     rows = _rows(objectives, parameters, scale if is_scaled else None, retain_graph=retain_graph)
+    sparse = frozenset(
+        k
+        for k in range(len(parameters))
+        if {row[k].is_sparse for row in rows if row[k] is not None} == {True}  # type: ignore[union-attr]
+    )
+    rows = [
+        tuple([g.to_dense() if g is not None and g.is_sparse else g for g in row]) for row in rows
+    ]
     counts = [sum(row[k] is not None for row in rows) for k in range(len(parameters))]
     shared = tuple([k for k, count in enumerate(counts) if count > 1])
     own: dict[int, dict[int, Tensor]] = {}
@@ -104,7 +115,7 @@ def loop_over_tasks(
         squares = torch.stack(torch._foreach_norm([g for _, g in single])).square_()
         tasks = torch.tensor([task for task, _ in single]).to(G.device, non_blocking=True)
         G.diagonal().index_add_(0, tasks, squares)
-    return Loop(G, J, shared, own, parameters)
+    return Loop(G, J, shared, own, parameters, sparse)
 
 
 def _rows(
@@ -114,7 +125,7 @@ def _rows(
     *,
     retain_graph: bool,
 ) -> list[tuple[Tensor | None, ...]]:
-    """The gradients of one task after the other, dense ones."""
+    """The gradients of one task after the other."""
     assert isinstance(objectives.losses, tuple)
     rows: list[tuple[Tensor | None, ...]] = []
     with hooks_silenced(parameters):
@@ -128,5 +139,5 @@ def _rows(
                 weight = weight if scale is None else weight * scale
             keep = retain_graph or task < objectives.m - 1
             found = run_engine([output], [weight], parameters, retain_graph=keep)
-            rows.append(tuple([g if g is None or not g.is_sparse else g.to_dense() for g in found]))
+            rows.append(found)
     return rows
