@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: Columns that are multiplied at a time: kernels for few rows add all columns up one by one, which
 #: loses digits, and is slow.
-_COLUMNS = 1 << 14
+_COLUMNS = 1 << 12
 _FEW_ROWS = 32
 
 
