@@ -169,9 +169,10 @@ def test_after_kill_minus_nine_at_a_random_step(name: str, tmp_path: Path) -> No
     draw = random.Random(name)
     step, hook = draw.randint(2, 11), draw.choice(HOOKS)
     spec = {"name": name, **ARGUMENTS.get(name, {})}
-    process = multiprocessing.get_context("fork").Process(
-        target=_train_until_killed, args=(spec, step, hook, tmp_path)
-    )
+    # Not by a fork of this process: autograd refuses to run in one, once a device has threads.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    process = context.Process(target=_train_until_killed, args=(spec, step, hook, tmp_path))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
