@@ -117,3 +117,13 @@ def test_gradients_of_tables_are_sparse_where_those_of_autograd_are() -> None:
     assert found.is_sparse
     assert not other.is_sparse
     assert_close(found.to_dense(), expected.to_dense())
+
+
+def test_the_scale_is_taken_out_before_half_precision_could_lose_anything() -> None:
+    """Gradients of 1e-9 are nothing in float16, but the scale is there to make them something."""
+    shared, own = (torch.ones(3, dtype=torch.float16, requires_grad=True) for _ in range(2))
+    rows = [(shared.float() * 1e-9).sum(), ((shared + own).float() * 1e-9).sum()]
+    named = [("shared", shared), ("own", own)]
+    tape = Tape(Objectives.of(rows), named, scale=2.0**16)
+    expected = torch.tensor([[3.0, 3.0], [3.0, 6.0]])
+    assert_close(tape.gramian() * 1e18, expected, rtol=2e-2, atol=0.0)

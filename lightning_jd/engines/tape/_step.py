@@ -231,4 +231,4 @@ def _may_loop(request: Request) -> bool:
         return False
     if request.memory == "low" or m * sum([tensor.numel() for tensor in tensors]) > ROWS:
         return False
-    return not any(tensor.is_complex() for tensor in tensors)
+    return all(t.device == objectives.device and not t.is_complex() for t in tensors)

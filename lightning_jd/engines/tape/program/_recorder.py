@@ -150,7 +150,7 @@ class Recorder:
                 raise UnrecordableError("a tensor that changes its shape in place")
             if slot is None:
                 before = self._count
-                memory = self._memory_of(tensor, args)
+                memory = self._memory_of(tensor, (args, kwargs))
                 if self._count > before:
                     writes.add(memory)
                 slot = self._new(tensor, memory)
@@ -178,15 +178,17 @@ class Recorder:
         self._count += 1
         return self._count
 
-    def _memory_of(self, tensor: Tensor, args: tuple[Any, ...]) -> int:
+    def _memory_of(self, tensor: Tensor, arguments: Any) -> int:
         """The memory of a new tensor: that of an argument it is a view of, or a new one."""
         address = tensor.untyped_storage()._cdata
-        for argument in args:
-            if isinstance(argument, Tensor) and argument.untyped_storage()._cdata == address:
+        for argument in _tensors_in(arguments):
+            if argument.untyped_storage()._cdata == address:
                 return self.values[self.slot_of(argument).number].memory
         return self._memory()
 
     def _new(self, tensor: Tensor, memory: int, *, is_input: bool = False) -> Slot:
+        if tensor.is_conj() or tensor.is_neg():
+            raise UnrecordableError("a view that changes the numbers")
         slot = Slot(len(self.values))
         self.values.append(Value(memory, geometry_of(tensor), tensor.dtype, is_input))
         setattr(tensor, _SLOT, (self, slot))  # not by address, which another tensor may get
@@ -196,6 +198,16 @@ class Recorder:
     def _known(self, tensor: Tensor) -> Slot | None:
         owner, slot = getattr(tensor, _SLOT, (None, None))
         return slot if owner is self else None
+
+
+def _tensors_in(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for entry in tree:
+            yield from _tensors_in(entry)
+    elif isinstance(tree, dict):
+        yield from _tensors_in(tuple(tree.values()))
 
 
 class _Dispatched(TorchDispatchMode):

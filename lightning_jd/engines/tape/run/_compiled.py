@@ -226,7 +226,7 @@ def record(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, Compiled
         again = request.empty_ledger()
         assembly = Assembly(plan, again)
         interpreter = Interpreter(graph, plan, len(again.G), again.G.dtype, scale)
-        interpreter.interpret(cotangents, assembly.deliver)
+        interpreter.interpret(_as_asked(plan, cotangents), assembly.deliver)
         assembly.close()
         again.close()
         return again, None
@@ -273,8 +273,8 @@ def _recorded(
     interpreter.read, interpreter.node = reads, _Hidden()
     assembly = Assembly(plan, ledger)
     with recorder.recording():
-        for node in experience_of(plan).order:
-            if interpreter.consume(node, announced[node], assembly.deliver):
+        for node, several in _as_asked(plan, announced).items():
+            if interpreter.consume(node, several, assembly.deliver):
                 raise UnrecordableError("an operation without a rule")
         assembly.close()
         ledger.close()
@@ -291,6 +291,12 @@ def _recorded(
         order=_order(recorder, reads.found, announced, scale),
     )
     return program, tuple(gradients)
+
+
+def _as_asked(plan: Plan, cotangents: dict[int, Cotangents]) -> dict[int, Cotangents]:
+    """In the order in which the rules were asked before, so that sums round as they did."""
+    before = [node for node in experience_of(plan).order if node in cotangents]
+    return {node: cotangents[node] for node in dict.fromkeys([*before, *cotangents])}
 
 
 def _order(

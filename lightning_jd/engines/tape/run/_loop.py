@@ -97,7 +97,8 @@ def loop_over_tasks(
         if parts:
             lines.append(torch.cat([part.reshape(-1) for part in parts]))
         alone = {
-            k: gradient.div(scale) if is_scaled else gradient
+            # half precision would lose what the scale was for
+            k: gradient.to(dtype).div(scale) if is_scaled else gradient
             for k, gradient in enumerate(row)
             if gradient is not None and counts[k] == 1
         }
