@@ -12,7 +12,6 @@ the precision, and none that depends on the scale of the losses.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -20,9 +19,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from lightning_jd.engines._columns import from_columns, to_columns
-from lightning_jd.engines.tape.run import Ledger, Replay
-from lightning_jd.errors import GraphError
+from lightning_jd.engines.tape.run import Ledger
 
 #: ``Jᵀ v`` of some parameters, from autograd.
 Ordinary = Callable[[Tensor, Sequence[int]], dict[int, Tensor]]
@@ -44,8 +41,6 @@ _OF_PRODUCTS = 30.0
 #: :data:`_FLOOR` these are. In half precision that would be everything.
 _PRECISE = 1e-6
 _QUICK = 16.0
-#: How far a program may be from what it was recorded from, relative to the lengths of gradients.
-_ALIKE = 1e-4
 
 #: The user's random numbers (dropout, shuffling) must not depend on whether a step is certified.
 _RANDOM = torch.Generator().manual_seed(0)
@@ -92,7 +87,7 @@ class _Comparison:
             eps: The machine precision of the least precise type that takes part.
             total: The length of the gradients of all parameters, see :func:`_length`.
         """
-        length = _length(self.share, v)
+        length = length_of(self.share, v)
         # Where rows cancel in the sum, those of the tape are as noisy as they were before.
         noise = self.noise * max(1.0, length / self.ordinary if self.ordinary else 1.0)
         slack = _FEW * noise + _FLOOR * eps * length
@@ -113,8 +108,8 @@ class _Comparison:
         return distance / self.ordinary if self.ordinary else float("inf")
 
 
-def _length(gramian: Tensor, v: Tensor) -> float:
-    """About the length of ``Jᵀ v``, at random signs."""
+def length_of(gramian: Tensor, v: Tensor) -> float:
+    """About the length of ``Jᵀ v``, if the signs of v are random."""
     lengths = v.double().abs() * gramian.double().diagonal().clamp(min=0).sqrt()
     return float(lengths.norm())
 
@@ -173,18 +168,18 @@ def _suspects(
     measured. Gradients are compared in place: at a time, there is one of each parameter.
     """
     found = _apart(ordinary(v, [p for parameters, _ in components for p in parameters]))
-    lengths = {p: _norm(found, [p]) for p in found}
+    lengths = {p: norm_of(found, [p]) for p in found}
     if not all(map(isfinite, lengths.values())):
         return None
     kept = found.keys() - ledger.unkept
     for parameter, part in ledger.parts_of_gradients(v, only=kept):
         found[parameter].sub_(part.to(found[parameter].dtype))
     off = {p: found[p] for p in kept}
-    total = _length(ledger.G, v)
+    total = length_of(ledger.G, v)
     suspects = []
     for parameters, share in components:
         length = sum(lengths.get(p, 0.0) ** 2 for p in parameters) ** 0.5
-        look = _Comparison(parameters, share, length, _norm(off, parameters))
+        look = _Comparison(parameters, share, length, norm_of(off, parameters))
         if look.mismatch(v, _QUICK * eps, total) is not None:
             suspects.append((parameters, share))
     return suspects
@@ -214,20 +209,20 @@ def _in_batch(
     for parameter, part in ledger.parts_of_gradients(v, only=replayed.keys()):
         replayed[parameter].sub_(part.to(replayed[parameter].dtype))
     looks = [
-        _Comparison(parameters, share, _norm(once, parameters), _norm(replayed, parameters))
+        _Comparison(parameters, share, norm_of(once, parameters), norm_of(replayed, parameters))
         for parameters, share in batch
     ]
     del replayed
     if not all(isfinite(look.ordinary) for look in looks):
         return None
-    suspects, total = looks, _length(ledger.G, v)
+    suspects, total = looks, length_of(ledger.G, v)
     found: list[Mismatch] = []
     for divisor in _DIVISORS:
         chosen = [p for look in suspects for p in look.parameters]
         again = _apart(ordinary(v / divisor, chosen))
         for look in suspects:
             apart = {p: again[p].mul_(divisor).sub_(once[p]) for p in look.parameters if p in again}
-            look.noise = max(look.noise, _norm(apart, look.parameters))
+            look.noise = max(look.noise, norm_of(apart, look.parameters))
         judged = [(look, look.mismatch(v, eps, total)) for look in suspects]
         suspects = [look for look, wrong in judged if wrong is not None]
         found = [wrong for _, wrong in judged if wrong is not None]
@@ -236,8 +231,8 @@ def _in_batch(
     return found
 
 
-def _norm(gradients: Mapping[int, Tensor], parameters: Sequence[int]) -> float:
-    """In double precision: squares of small numbers vanish in others."""
+def norm_of(gradients: Mapping[int, Tensor], parameters: Sequence[int]) -> float:
+    """The length of some gradients together; in single precision, small squares would vanish."""
     squares = [
         float(torch.linalg.vector_norm(gradients[p], dtype=torch.float64)) ** 2
         for p in parameters
@@ -279,58 +274,3 @@ def _by_component(
                 apart.append((others, other))
         components = [*apart, (together, total)]
     return [(tuple(sorted(parameters)), share) for parameters, share in components]
-
-
-def agree(replay: Replay, ledger: Ledger, parameters: Sequence[Tensor]) -> bool:
-    """Whether a program gives the Gramian and the gradients of the code it was recorded from.
-
-    Both do the same operations on the same numbers, so there is next to no rounding between them.
-
-    Args:
-        replay: What the program gave.
-        ledger: What the code gave.
-        parameters: All parameters.
-    """
-    lengths = ledger.G.diagonal().clamp(min=0).sqrt()
-    off = (replay.G - ledger.G).abs() - _ALIKE * torch.outer(lengths, lengths)
-    v = random_vector(ledger.G, spread=1e3)
-    found = replay.gradients(v)
-    expected = {k: from_columns(g, parameters[k]) for k, g in ledger.gradients(v).items()}
-    if found.keys() != expected.keys() or bool((off > 0).any()):
-        return False
-    total = max(_norm(expected, list(expected)), _length(ledger.G, v))
-    apart = {k: to_columns(found[k]).double() - to_columns(expected[k]).double() for k in found}
-    return _norm(apart, list(apart)) <= _ALIKE * total
-
-
-def complain_of_program() -> None:
-    """Say that a program was dropped."""
-    warnings.warn(
-        "A recorded step must do what the rules do, got another result, so the rules are asked in "
-        "every step from now on, which is exact but slower. A rule must decide by shapes and by "
-        "what it reads with `site.saved`, not by anything else that changes from step to step.",
-        RuntimeWarning,
-        stacklevel=6,
-    )
-
-
-def complain(wrong: Sequence[Mismatch], names: Sequence[str], *, raises: bool) -> None:
-    """Name the parameters that are wrong, in a warning or an error.
-
-    Raises:
-        GraphError: If that is asked for.
-    """
-    listed = ", ".join(
-        f"{' and '.join(repr(names[p]) for p in found.parameters)} "
-        f"({found.what}, relative error {found.error:.1e})"
-        for found in wrong
-    )
-    must = "The Gramian must agree with an ordinary backward pass, got a mismatch for "
-    if raises:
-        raise GraphError(f"{must}{listed}. Pass `check='auto'` to deal with them row by row.")
-    warnings.warn(
-        f"{must}{listed}. These parameters are dealt with row by row from now on, which is "
-        "exact but slower. Please report the model.",
-        RuntimeWarning,
-        stacklevel=5,
-    )

@@ -11,14 +11,9 @@ from torch import Tensor
 
 from lightning_jd.engines._columns import column_count
 from lightning_jd.engines._hooks import HookWatch, hook_register
-from lightning_jd.engines.tape._certificate import (
-    Mismatch,
-    agree,
-    complain,
-    complain_of_program,
-    mismatches,
-    random_vector,
-)
+from lightning_jd.engines.tape._agreement import agree, complain_of_program
+from lightning_jd.engines.tape._certificate import Mismatch, mismatches, random_vector
+from lightning_jd.engines.tape._complaint import complain
 from lightning_jd.engines.tape.contributions import rounded
 from lightning_jd.engines.tape.graph import Graph, types_in, walk
 from lightning_jd.engines.tape.owners import Evidence

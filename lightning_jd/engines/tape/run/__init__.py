@@ -1,10 +1,11 @@
 """One step: passes over a graph, as its plan says."""
 
-from lightning_jd.engines.tape.run._compiled import Compiled, Replay, can_compile, record
+from lightning_jd.engines.tape.run._compiled import Compiled, Replay
 from lightning_jd.engines.tape.run._experience import Experience, experience_of
 from lightning_jd.engines.tape.run._freeing import can_free, is_light
 from lightning_jd.engines.tape.run._gramian_sum import Collector, Ledger
 from lightning_jd.engines.tape.run._loop import ROWS, Loop, loop_over_tasks
+from lightning_jd.engines.tape.run._record import can_compile, record
 from lightning_jd.engines.tape.run._request import Request
 from lightning_jd.engines.tape.run._run import Recording
 

@@ -1,45 +1,17 @@
-"""A step of instances as a program: recorded once, then replayed."""
+"""A recorded step: what its program needs of a graph, and how it is replayed."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from lightning_jd.engines._columns import from_columns
-from lightning_jd.engines.tape.contributions import pieces
 from lightning_jd.engines.tape.graph import Edge, Graph, gradients_of, is_hooked
-from lightning_jd.engines.tape.plan import Plan
-from lightning_jd.engines.tape.program import Program, Recorder, UnrecordableError
-from lightning_jd.engines.tape.run._assembly import Assembly
-from lightning_jd.engines.tape.run._experience import experience_of
-from lightning_jd.engines.tape.run._gramian_sum import Ledger
-from lightning_jd.engines.tape.run._instances import Interpreter
-from lightning_jd.engines.tape.run._pass import Cotangents, captured
-from lightning_jd.engines.tape.run._request import Request
-
-
-def can_compile(plan: Plan, losses: Tensor) -> bool:
-    """Whether a step is a pass and products of what it meets, and its gradients are small.
-
-    Args:
-        plan: The plan.
-        losses: The losses, for their device: where launches are what counts, more may be held.
-    """
-    experience = experience_of(plan)
-    if experience.compiled is not None:
-        return True
-    if plan.computed or plan.by_rows or not plan.uses or plan.sparse:
-        return False
-    if experience.is_unrecordable or any(experience.refused.values()):
-        return False
-    numbers = sum(prod(plan.records[node].shapes[k]) for node, k in plan.outputs)
-    return 4 * numbers <= pieces(losses).captured
+from lightning_jd.engines.tape.program import Program
 
 
 class Read(NamedTuple):
@@ -63,36 +35,11 @@ class Read(NamedTuple):
         return getattr(graph.nodes[self.node], self.attribute)
 
 
-class _Reads:
-    """What rules read from a graph; tensors among it are announced to a recorder."""
-
-    def __init__(self, graph: Graph, recorder: Recorder) -> None:
-        self._graph, self._recorder = graph, recorder
-        self.found: dict[Read, Any] = {}
-
-    def __call__(self, node: int, name: str) -> Any:
-        read = Read(node, name)
-        if read not in self.found:
-            with self._recorder.paused():
-                value = read.value(self._graph)
-            if isinstance(value, (tuple, list)) and any(isinstance(v, Tensor) for v in value):
-                raise UnrecordableError("several saved tensors under one name")
-            is_tensor = isinstance(value, Tensor)
-            self.found[read] = self._recorder.input(value) if is_tensor else value
-        return self.found[read]
-
-
-class _Hidden:
-    """Stands for a node while a step is recorded: what is read from it could not be checked."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise UnrecordableError("a rule that looks at the node itself")
-
-
 Look = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
-def _look(tensor: Tensor) -> Look:
+def look_of(tensor: Tensor) -> Look:
+    """Shape, strides, type and device of a tensor."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
@@ -161,7 +108,7 @@ class Compiled:
             ``None`` if a loss arrives where none did when the program was recorded; the graph is
             kept then.
         """
-        weights = None if _is_one(scale) else torch.ones_like(losses) * scale
+        weights = None if is_one(scale) else torch.ones_like(losses) * scale
         keep = retain_graph or None in self.cotangents
         nodes = graph.nodes
         places = [GradientEdge(nodes[node], output) for node, output in self.edges]
@@ -202,115 +149,6 @@ class Replay:
         return dict(zip(self.compiled.reached, found, strict=True))
 
 
-def record(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, Compiled | None]:
-    """Interpret a plan, and record what that does.
-
-    Args:
-        graph: The graph; it is kept.
-        plan: The plan.
-        request: What is asked for.
-
-    Returns:
-        The ledger of the step, and the program, unless something depends on the values of tensors.
-    """
-    losses, scale = request.instances, request.scale
-    assert losses is not None
-    weights = None if _is_one(scale) else torch.ones_like(losses) * scale
-    cotangents = captured(graph, losses, weights, plan.outputs)
-    recorder = Recorder()
-    reads = _Reads(graph, recorder)
-    recorded = request.empty_ledger()
-    try:
-        program, reached = _recorded(recorder, reads, graph, plan, cotangents, request, recorded)
-    except UnrecordableError:
-        again = request.empty_ledger()
-        assembly = Assembly(plan, again)
-        interpreter = Interpreter(graph, plan, len(again.G), again.G.dtype, scale)
-        interpreter.interpret(_as_asked(plan, cotangents), assembly.deliver)
-        assembly.close()
-        again.close()
-        return again, None
-    finally:
-        recorder.close()
-    found = reads.found.items()
-    return recorded, Compiled(
-        program,
-        request.key,
-        tuple(
-            (read.node, read.attribute, value.shape, value.stride(), value.dtype)
-            for read, value in found
-            if isinstance(value, Tensor)
-        ),
-        tuple({read.node: read for read, v in found if isinstance(v, Tensor)}.values()),
-        tuple(
-            (read.node, read.attribute, value)
-            for read, value in found
-            if not isinstance(value, Tensor)
-        ),
-        plan.outputs,
-        tuple(None if D is None else _look(D) for several in cotangents.values() for D in several),
-        reached,
-    )
-
-
-def _recorded(
-    recorder: Recorder,
-    reads: _Reads,
-    graph: Graph,
-    plan: Plan,
-    cotangents: dict[int, Cotangents],
-    request: Request,
-    ledger: Ledger,
-) -> tuple[Program, tuple[int, ...]]:
-    announced = {
-        node: tuple(None if D is None else recorder.input(D) for D in several)
-        for node, several in cotangents.items()
-    }
-    scale, parameters = request.scale, request.tensors
-    if isinstance(scale, Tensor):
-        scale = recorder.input(scale)
-    interpreter = Interpreter(graph, plan, len(ledger.G), ledger.G.dtype, scale)
-    interpreter.read, interpreter.node = reads, _Hidden()
-    assembly = Assembly(plan, ledger)
-    with recorder.recording():
-        for node, several in _as_asked(plan, announced).items():
-            if interpreter.consume(node, several, assembly.deliver):
-                raise UnrecordableError("an operation without a rule")
-        assembly.close()
-        ledger.close()
-    weights = recorder.input(torch.ones_like(ledger.G[0]))
-    recorder.is_late = True
-    with recorder.recording():
-        gradients = ledger.gradients(weights)
-        shaped = [from_columns(columns, parameters[k]) for k, columns in gradients.items()]
-    program = Program(
-        recorder,
-        recorder.slot_of(weights),
-        recorder.slot_of(ledger.G),
-        [recorder.slot_of(gradient) for gradient in shaped],
-        order=_order(recorder, reads.found, announced, scale),
-    )
-    return program, tuple(gradients)
-
-
-def _as_asked(plan: Plan, cotangents: dict[int, Cotangents]) -> dict[int, Cotangents]:
-    """In the order in which the rules were asked before, so that sums round as they did."""
-    before = [node for node in experience_of(plan).order if node in cotangents]
-    return {node: cotangents[node] for node in dict.fromkeys([*before, *cotangents])}
-
-
-def _order(
-    recorder: Recorder,
-    reads: Mapping[Read, Any],
-    cotangents: Mapping[int, Cotangents],
-    scale: float | Tensor,
-) -> list[Any]:
-    """The inputs as a step hands them over: saved tensors, cotangents, the scale."""
-    tensors = [value for value in reads.values() if isinstance(value, Tensor)]
-    tensors += [D for several in cotangents.values() for D in several if D is not None]
-    tensors += [scale] if isinstance(scale, Tensor) else []
-    return [recorder.slot_of(tensor) for tensor in tensors]
-
-
-def _is_one(scale: float | Tensor) -> bool:
+def is_one(scale: float | Tensor) -> bool:
+    """Whether nothing is multiplied."""
     return isinstance(scale, (int, float)) and scale == 1
