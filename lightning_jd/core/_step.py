@@ -72,10 +72,11 @@ class _Step:
         self.rows, self.method, self.delivery = rows, method, delivery
         self.device = rows.named[0][1].device
         self.overflow = overflow
-        self.weights_first = isinstance(method, Balancer) or method.at_features
+        self.is_weighted = isinstance(method, GramianAggregator)
+        self.weights_first = method.at_features or isinstance(method, Balancer)
         # Losses and features are the same for all groups.
         self.groups = None if self.weights_first else groups
-        self.needs_rows = not isinstance(method, GramianAggregator | Balancer)
+        self.needs_rows = not (self.is_weighted or self.weights_first)
         self.members: dict[Hashable, NamedParameters] = {}
         self.values: Tensor | None = None
         self.jacobians: dict[Hashable, Tensor] = {}
@@ -131,10 +132,10 @@ class _Step:
 
     def gramian(self, group: Hashable) -> Tensor | None:
         """What the method is told of the rows of a group."""
-        if isinstance(self.method, Balancer):
-            return None
         if self.method.at_features:
             return self.rows.features_gramian(self.method.features)
+        if self.weights_first:
+            return None
         if not self.needs_rows:
             return self.rows.gramian(self.members[group])
         J = self.jacobians[group] = self.rows.jacobian(self.members[group])
@@ -171,12 +172,12 @@ class _Step:
         """Whether nothing of this step depends on what is finite, so that nobody waits for it."""
         method = self.method
         return (
-            isinstance(method, GramianAggregator)
+            can_look_later(self.device)
+            and isinstance(method, GramianAggregator)
             and not (method.reads_gramian or method.uses_values or method.at_features)
             and is_ours(method)
             and not self.rows.skips
             and self.rows.pool.size == 1
-            and can_look_later(self.device)
         )
 
     def asks_on_host(self) -> bool:
@@ -190,11 +191,12 @@ class _Step:
         told = Step(layout.names, values, layout.kind, group, layout.columns)
         names = tuple([name for name, _ in named])
         method, m = self.method, layout.m
-        if isinstance(method, GramianAggregator | Balancer):
+        if not self.needs_rows:
             like = self.values if G is None else G
             assert like is not None
             if m and finite:
-                ask = partial(weights_from, method, self.told_gramians[group], told, like.device)
+                known = self.told_gramians[group]
+                ask = partial(weights_from, method, known, told, like.device)  # type: ignore[arg-type]
                 weights = pool.asked_of_first(ask, m, like, "weights")
             else:
                 weights = like.new_full((m,), 1 / max(1, m))

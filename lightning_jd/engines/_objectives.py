@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
@@ -181,7 +181,8 @@ class Objectives:
         if self.total is not None:
             return self.total.detach().expand(self.m)
         if isinstance(self.losses, Tensor):
-            return self.losses.detach().reshape(-1)
+            detached = self.losses.detach()
+            return detached if detached.ndim == 1 else detached.reshape(-1)
         with torch.no_grad():
             return torch.stack([loss for loss in self.losses if isinstance(loss, Tensor)])
 
@@ -232,9 +233,14 @@ def _read_tensor(losses: Tensor) -> tuple[tuple[str, ...], Tensor, Kind]:
         )
     _check_differentiable("losses", losses)
     if losses.ndim == 1:
-        return tuple(map(str, range(len(losses)))), losses, "instances"
+        return _numbered(losses.shape[0]), losses, "instances"
     b, k = losses.shape
     return tuple(f"{i}/{j}" for i in range(b) for j in range(k)), losses, "instances_tasks"
+
+
+@lru_cache(maxsize=64)
+def _numbered(m: int) -> tuple[str, ...]:
+    return tuple(map(str, range(m)))
 
 
 def _read_scalars(losses: object) -> tuple[tuple[str, ...], tuple[Tensor, ...], Kind]:

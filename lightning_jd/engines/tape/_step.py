@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -15,13 +15,14 @@ from lightning_jd.engines.tape._agreement import agree, complain_of_program
 from lightning_jd.engines.tape._certificate import Mismatch, mismatches, random_vector
 from lightning_jd.engines.tape._complaint import complain
 from lightning_jd.engines.tape.contributions import rounded
-from lightning_jd.engines.tape.graph import Graph, types_in, walk
+from lightning_jd.engines.tape.graph import Graph, types_in
 from lightning_jd.engines.tape.owners import Evidence
-from lightning_jd.engines.tape.plan import KnownGraph, Plan, known_graph, standing_of
+from lightning_jd.engines.tape.plan import KnownGraph, Plan, Standing, known_graph, standing_of
 from lightning_jd.engines.tape.run import (
     ROWS,
     Collector,
     Compiled,
+    Experience,
     Ledger,
     Loop,
     Recording,
@@ -48,6 +49,28 @@ class Outcome(NamedTuple):
     ledger: Ledger | Replay | Loop
     plan: Plan | None = None
     paths: Mapping[int, str] | None = None
+
+
+class Steady(NamedTuple):
+    """What a step does if nothing has changed since the last one with such a graph.
+
+    Attributes:
+        key: What it depends on beside the graph.
+        plan: The plan.
+        experience: What steps with this plan have shown, with the program.
+        standing: What certificates have shown.
+        demoted: Parameters that failed one.
+        delivery: What is certified: how gradients are delivered.
+        frees: Whether the graph is freed.
+    """
+
+    key: Hashable
+    plan: Plan
+    experience: Experience
+    standing: Standing
+    demoted: frozenset[int]
+    delivery: Hashable
+    frees: bool
 
 
 class Step:
@@ -79,11 +102,12 @@ class Step:
     def by_plan(self) -> Outcome:
         """Walk the graph, look its plan up, and carry it out."""
         request = self.request
-        graph = walk(request.objectives.outputs, request.tensors)
-        evidence = Evidence(graph, request.instances, request.scale)
-        known = known_graph(graph)
+        graph, known = known_graph(request.objectives.outputs, request.tensors)
         # hooks are not in the signature: what was certified without them is certified anew
-        hooks = hook_register.of(max(graph.nodes[root.node]._sequence_nr() for root in graph.roots))
+        hooks = hook_register.of(max([graph.nodes[k]._sequence_nr() for k, _ in graph.roots]))
+        if (outcome := self.again(graph, known, hooks.total)) is not None:
+            return outcome
+        evidence = Evidence(graph, request.instances, request.scale)
         standing = standing_of(known, evidence.m, hooks.total)
         while True:
             plan = known.plan(evidence, standing.demoted)
@@ -106,6 +130,11 @@ class Step:
             if not is_due or request.check == "off":
                 standing.passed(delivery)
                 if program and (replay := self.replay(*program, graph, frees=frees)):
+                    if known.is_static:
+                        key = self.key(hooks.total)
+                        known.steady = Steady(
+                            *(key, plan, experience, standing, standing.demoted, delivery, frees)
+                        )
                     return Outcome(replay, plan)
                 if may_replay and experience.steps > 1:
                     return Outcome(self.recorded(graph, plan), plan)
@@ -130,6 +159,29 @@ class Step:
             if self.collects:
                 ledger = interpret(request.empty_ledger(Collector))
             return Outcome(ledger, plan, self.paths)
+
+    def key(self, hooks: int) -> Hashable:
+        """What a step depends on beside its graph."""
+        request = self.request
+        asked = request.memory, request.check, request.retain_graph, self.collects
+        return request.key, asked, request.instances is None, hooks
+
+    def again(self, graph: Graph, known: KnownGraph, hooks: int) -> Outcome | None:
+        """Do what the last step with such a graph did, if that was to run a program."""
+        steady: Steady | None = known.steady
+        if steady is None or steady.key != self.key(hooks):
+            return None
+        _, plan, experience, standing, demoted, delivery, frees = steady
+        request, compiled = self.request, experience.compiled
+        is_due = request.check == "always" or standing.is_due(delivery, request.check_every)
+        if compiled is None or standing.demoted != demoted or (is_due and request.check != "off"):
+            return None
+        inputs = compiled.inputs(graph, request.key)
+        if inputs is None:
+            return None
+        standing.passed(delivery)
+        replay = self.replay(compiled, inputs, graph, frees=frees)
+        return None if replay is None else Outcome(replay, plan)
 
     def interpret(
         self,

@@ -26,6 +26,7 @@ from lightning_jd.engines.tape.graph._records import (
     types_in,
     walk,
 )
+from lightning_jd.engines.tape.graph._trail import Trail
 from lightning_jd.engines.tape.graph._types import Ids, Shape
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Reader",
     "Record",
     "Shape",
+    "Trail",
     "any_hooked",
     "forget_facts",
     "gradients_of",

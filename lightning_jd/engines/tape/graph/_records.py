@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from lightning_jd.engines._objectives import Output
-from lightning_jd.engines._reach import HIDING, LEAF, check_visible, edge_of
+from lightning_jd.engines._reach import HIDING, LEAF, check_visible, place_of
 from lightning_jd.engines.tape.graph._node_arguments import READERS, signed
 from lightning_jd.engines.tape.graph._types import Shape
 
@@ -66,7 +66,7 @@ class Graph(NamedTuple):
 def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
     """List everything that the outputs depend on.
 
-    It runs in every step, so the signature is raw: records are made from it once.
+    It runs whenever a graph may be new, so the signature is raw: records are made from it once.
 
     Args:
         outputs: The losses.
@@ -80,11 +80,11 @@ def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
     nodes: list[Node] = []
     roots = []
     for output in outputs:
-        edge = edge_of(output)
-        if edge.node not in number_of:
-            number_of[edge.node] = len(nodes)
-            nodes.append(edge.node)
-        roots.append(Edge(number_of[edge.node], edge.output_nr))
+        root, output_number = place_of(output)
+        if root not in number_of:
+            number_of[root] = len(nodes)
+            nodes.append(root)
+        roots.append(Edge(number_of[root], output_number))
     signature: list[Any] = []
     for node in nodes:  # grows while it is walked: breadth first
         name = node.name()

@@ -7,13 +7,15 @@ what was not used for the longest time.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.engines.tape.graph import LEAF, Edge, Graph, Record, records_of
+from lightning_jd.engines._objectives import Output
+from lightning_jd.engines.tape.graph import LEAF, Edge, Graph, Record, Trail, records_of, walk
 from lightning_jd.engines.tape.owners import Evidence, Questions
 from lightning_jd.engines.tape.owners.flow import flow_version
 from lightning_jd.engines.tape.plan._plan import Plan, make_plan
@@ -93,17 +95,25 @@ class KnownGraph:
     """One graph, sizes included: its records and the plans for it.
 
     Args:
-        signature: What the walk saw.
-        roots: Where the graph begins.
+        graph: What the walk saw.
     """
 
-    def __init__(self, signature: tuple[Hashable, ...], roots: tuple[Edge, ...]) -> None:
-        self.records = records_of(signature)
-        self.roots = roots
+    def __init__(self, graph: Graph) -> None:
+        _, self.signature, self.roots = graph
+        self.records = records_of(self.signature)
+        self.trail = Trail(graph, self.records)
         #: The same for graphs that differ in sizes only.
-        self.kind = _kind(self.records, roots)
+        self.kind = _kind(self.records, self.roots)
+        #: Where the last step leaves what the next one can use as it is.
+        self.steady: Any = None
         self._plans: Recent[Plan] = Recent(_PLANS)
         self._questions = Questions()
+
+    @property
+    def is_static(self) -> bool:
+        """Whether plans depend on the structure of the graph only, and not on data."""
+        asked = self._questions
+        return not (asked.read or asked.probed or asked.crossed)
 
     def plan(self, evidence: Evidence, demoted: frozenset[int] = frozenset()) -> Plan:
         """The plan for this graph.
@@ -120,8 +130,7 @@ class KnownGraph:
         return found
 
     def _key(self, evidence: Evidence, demoted: frozenset[int]) -> Hashable:
-        asked = self._questions
-        digest = evidence.digest(asked) if asked.read or asked.probed or asked.crossed else None
+        digest = None if self.is_static else evidence.digest(self._questions)
         return evidence.m, demoted, digest
 
 
@@ -143,13 +152,36 @@ class _Key:
 
 
 _known: Recent[KnownGraph] = Recent(64)
+#: The last graph with losses of the same shape: the next one may be the same.
+_latest: Recent[KnownGraph] = Recent(64)
 _standing: Recent[Standing] = Recent(256)
 
 
-def known_graph(graph: Graph) -> KnownGraph:
-    """What is known of a graph that looks like this one."""
-    key = _Key(graph.signature, graph.roots, version(), flow_version())
-    return _known.get(key, lambda: KnownGraph(graph.signature, graph.roots))
+def known_graph(
+    outputs: Sequence[Output], parameters: Sequence[Tensor]
+) -> tuple[Graph, KnownGraph]:
+    """The graph below some outputs, and what is known of graphs that look like it.
+
+    Args:
+        outputs: The losses.
+        parameters: The tracked parameters.
+
+    Raises:
+        GraphError: If a part of the model is hidden behind reentrant checkpointing.
+    """
+    versions = version(), flow_version()
+    first = outputs[0]
+    shape = first.shape if isinstance(first, Tensor) else None
+    latest = versions, len(outputs), len(parameters), shape
+    known = _latest.find(latest)
+    nodes = None if known is None else known.trail.follow(outputs, parameters)
+    if known is not None and nodes is not None:
+        return Graph(nodes, known.signature, known.roots), known
+    graph = walk(outputs, parameters)
+    key = _Key(graph.signature, graph.roots, *versions)
+    known = _known.get(key, lambda: KnownGraph(graph))
+    _latest.put(latest, known)
+    return graph, known
 
 
 def standing_of(known: KnownGraph, owners: int, hooks: int) -> Standing:
@@ -160,6 +192,7 @@ def standing_of(known: KnownGraph, owners: int, hooks: int) -> Standing:
 def forget() -> None:
     """Forget all plans and certificates."""
     _known.clear()
+    _latest.clear()
     _standing.clear()
 
 

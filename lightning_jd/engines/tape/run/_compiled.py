@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from lightning_jd.engines.tape.graph import Edge, Graph, gradients_of, is_hooked
+from lightning_jd.engines.tape.graph import Edge, Graph, run_engine
 from lightning_jd.engines.tape.program import Program
 
 
@@ -29,6 +29,11 @@ class Read(NamedTuple):
     def attribute(self) -> str:
         """What the node calls it."""
         return "_saved_" + self.name
+
+    @property
+    def raw(self) -> str:
+        """Where the node keeps it, with its hooks."""
+        return "_raw_saved_" + self.name
 
     def value(self, graph: Graph) -> Any:
         """What this step saved."""
@@ -51,7 +56,7 @@ class Compiled:
         program: The two lists.
         key: What the program depends on beside its inputs.
         tensors: Saved tensors, by node and attribute, and what they look like.
-        first_of_each_node: One of them for each node.
+        hooks: Where each node would keep a hook that recomputes or loads what it saved.
         arguments: Other saved values, by node and attribute.
         edges: Where gradients are captured.
         cotangents: What they look like; ``None`` where no loss arrives.
@@ -61,7 +66,7 @@ class Compiled:
     program: Program
     key: Hashable
     tensors: tuple[tuple[int, str, torch.Size, tuple[int, ...], torch.dtype], ...]
-    first_of_each_node: tuple[Read, ...]
+    hooks: tuple[tuple[int, str], ...]
     arguments: tuple[tuple[int, str, Any], ...]
     edges: tuple[Edge, ...]
     cotangents: tuple[Look | None, ...]
@@ -75,9 +80,9 @@ class Compiled:
         for node, attribute, expected in self.arguments:
             if getattr(nodes[node], attribute) != expected:
                 return None
-        # all that a node saves is hooked, or nothing
-        if any(is_hooked(nodes[node], name) for node, name in self.first_of_each_node):
-            return None
+        for node, attribute in self.hooks:
+            if getattr(nodes[node], attribute).unpack_hook is not None:
+                return None
         found: list[Tensor] = []
         for node, attribute, shape, strides, dtype in self.tensors:
             tensor = getattr(nodes[node], attribute)
@@ -112,7 +117,7 @@ class Compiled:
         keep = retain_graph or None in self.cotangents
         nodes = graph.nodes
         places = [GradientEdge(nodes[node], output) for node, output in self.edges]
-        cotangents = gradients_of([losses], [weights], places, retain_graph=keep)
+        cotangents = run_engine([losses], [weights], places, retain_graph=keep)
         for D, look in zip(cotangents, self.cotangents, strict=True):
             if look is None:
                 if D is not None:

@@ -106,7 +106,8 @@ def record(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, Compiled
             for read, value in found
             if isinstance(value, Tensor)
         ),
-        tuple({read.node: read for read, v in found if isinstance(v, Tensor)}.values()),
+        # all that a node saves is hooked, or nothing
+        tuple({read.node: read.raw for read, v in found if isinstance(v, Tensor)}.items()),
         tuple(
             (read.node, read.attribute, value)
             for read, value in found

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import torch
@@ -17,42 +15,42 @@ from lightning_jd.engines.tape.run._gramian_sum import Ledger
 from lightning_jd.errors import GraphError
 
 
-@dataclass(frozen=True)
 class Request:
-    """The arguments of a :class:`~lightning_jd.engines.tape.Tape`, and what follows from them."""
+    """The arguments of a :class:`~lightning_jd.engines.tape.Tape`, and what follows from them.
 
-    objectives: Objectives
-    named: list[tuple[str, Tensor]]
-    scale: float | Tensor
-    memory: Literal["fast", "low"]
-    check: Literal["auto", "raise", "always", "off"]
-    check_every: int
-    retain_graph: bool
+    Attributes:
+        tensors: The parameters.
+        dtype: The type to compute in.
+        instances: The losses of several instances; ``None`` if the rows are tasks, or one instance.
+        key: What a program depends on that the graph does not show.
+    """
 
-    @cached_property
-    def tensors(self) -> list[Tensor]:
-        """The parameters."""
-        return [tensor for _, tensor in self.named]
-
-    @cached_property
-    def dtype(self) -> torch.dtype:
-        """The type to compute in."""
-        types = {tensor.dtype.to_real() for tensor in self.tensors} | {self.objectives.dtype}
-        return torch.float64 if torch.float64 in types else torch.float32
-
-    @cached_property
-    def instances(self) -> Tensor | None:
-        """The losses of several instances; ``None`` if the rows are tasks, or one instance."""
-        losses = self.objectives.losses
-        is_tasks = not isinstance(losses, Tensor) or self.objectives.kind == "tasks"
-        return None if is_tasks or len(losses) == 1 else losses  # type: ignore[return-value]
-
-    @cached_property
-    def key(self) -> Hashable:
-        """What a program depends on that the graph does not show."""
-        scale = "tensor" if isinstance(self.scale, Tensor) else self.scale
-        types = tuple([tensor.dtype for tensor in self.tensors])
-        return scale, types, self.objectives.dtype, self.objectives.device
+    def __init__(
+        self,
+        objectives: Objectives,
+        named: list[tuple[str, Tensor]],
+        scale: float | Tensor,
+        memory: Literal["fast", "low"],
+        check: Literal["auto", "raise", "always", "off"],
+        check_every: int,
+        retain_graph: bool,
+    ) -> None:
+        self.objectives, self.named, self.scale = objectives, named, scale
+        self.memory, self.check, self.check_every = memory, check, check_every
+        self.retain_graph = retain_graph
+        self.tensors = [tensor for _, tensor in named]
+        types, losses = [tensor.dtype for tensor in self.tensors], objectives.losses
+        real = {dtype.to_real() for dtype in {objectives.dtype, *types}}
+        self.dtype = torch.float64 if torch.float64 in real else torch.float32
+        self.instances: Tensor | None = None
+        if isinstance(losses, Tensor) and objectives.kind != "tasks" and losses.shape[0] > 1:
+            self.instances = losses
+        self.key: Hashable = (
+            "tensor" if isinstance(scale, Tensor) else scale,
+            tuple(types),
+            objectives.dtype,
+            objectives.device,
+        )
 
     def empty_ledger(
         self,
