@@ -30,4 +30,5 @@ class Mean(GramianAggregator):
     @override
     def weights(self, gramian: Tensor) -> Tensor:
         check_gramian(gramian)
-        return gramian.new_full((len(gramian),), 1 / len(gramian))
+        m = gramian.shape[0]
+        return gramian.new_full((m,), 1 / m)

@@ -72,23 +72,28 @@ def check_values(method: Method, *, known: bool) -> None:
 
 
 def _checked(aggregator: Method, answer: object, size: int, what: str) -> Tensor:
-    if isinstance(answer, Tensor) and answer.shape == (size,):
-        # NaN and infinity survive in a sum, and there may be millions of numbers
-        if _is_believed(aggregator, answer) or isfinite(_sum(answer)):
-            return answer
-    must = f"The aggregator {aggregator.label} must return {what}, "
     if not isinstance(answer, Tensor):
-        raise AggregatorError(f"{must}a tensor of shape ({size},), got {type(answer).__name__}.")
+        got = type(answer).__name__
+        raise _error(aggregator, what, f"a tensor of shape ({size},), got {got}.")
     if answer.shape != (size,):
-        raise AggregatorError(f"{must}shape ({size},), got shape {tuple(answer.shape)}.")
+        raise _error(aggregator, what, f"shape ({size},), got shape {tuple(answer.shape)}.")
+    # NaN and infinity survive in a sum, and there may be millions of numbers
+    if _is_believed(aggregator, answer) or isfinite(_sum(answer)):
+        return answer
     if bad := (~torch.isfinite(answer)).nonzero().flatten().tolist():
         shown = ", ".join(map(str, bad[:10])) + (", ..." if len(bad) > 10 else "")
-        raise AggregatorError(
-            f"{must}all finite, got NaN or infinity in {len(bad)} of {size} (position {shown}). "
+        raise _error(
+            aggregator,
+            what,
+            f"all finite, got NaN or infinity in {len(bad)} of {size} (position {shown}). "
             "The losses and their gradients are finite: look for a division by zero, or a root or "
-            "logarithm of a negative number, in the aggregator. Nothing was updated."
+            "logarithm of a negative number, in the aggregator. Nothing was updated.",
         )
     return answer
+
+
+def _error(aggregator: Method, what: str, but: str) -> AggregatorError:
+    return AggregatorError(f"The aggregator {aggregator.label} must return {what}, {but}")
 
 
 def _sum(numbers: Tensor) -> float:

@@ -65,12 +65,15 @@ def _nobody_listens(params: list[Tensor], gradients: list[Tensor]) -> bool:
     """
     if dist.is_available() and dist.is_initialized():
         return False
-    for tensor, gradient in zip(params, gradients, strict=True):
-        if tensor.grad is not None or tensor._backward_hooks:
+    for tensor in params:
+        if tensor.grad is not None or tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
             return False
-        if tensor._post_accumulate_grad_hooks or gradient.layout is not torch.strided:
+    addresses = set()
+    for tensor, gradient in zip(params, gradients, strict=True):
+        if gradient.layout is not torch.strided:
             return False
         if gradient.stride() != tensor.stride():  # autograd copies it into the other layout
             return False
+        addresses.add(gradient.data_ptr())
     # The gradients of both terms of a sum are one tensor, of which autograd makes two.
-    return len({gradient.data_ptr() for gradient in gradients}) == len(gradients)
+    return len(addresses) == len(gradients)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 
-@contextmanager
-def hooks_silenced(tensors: Iterable[Tensor]) -> Iterator[None]:
+def hooks_silenced(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Let ``torch.autograd.grad`` run without the hooks of ``Tensor.register_hook``.
 
     Autograd calls them for every gradient that it computes, so also for single rows and for
@@ -24,9 +23,14 @@ def hooks_silenced(tensors: Iterable[Tensor]) -> Iterator[None]:
         tensors: The leaf tensors that are differentiated with respect to.
     """
     hooked = [(tensor, tensor._backward_hooks) for tensor in tensors if tensor._backward_hooks]
-    if not hooked:
-        yield
-        return
+    return _silenced(hooked) if hooked else _NOTHING_TO_SILENCE
+
+
+_NOTHING_TO_SILENCE = nullcontext()
+
+
+@contextmanager
+def _silenced(hooked: Sequence[tuple[Tensor, Any]]) -> Iterator[None]:
     for tensor, _ in hooked:
         tensor._backward_hooks = None
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -12,7 +13,7 @@ from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines._reach import tasks_reaching
 from lightning_jd.errors import ArgumentError, GraphError
 
-_WALKS = (nn.Module.named_parameters, nn.Module.named_modules)
+_PARAMETERS, _MODULES = nn.Module.named_parameters, nn.Module.named_modules
 
 NamedParameters = list[tuple[str, Tensor]]
 #: What a user may hand over: a module, tensors, (name, tensor) pairs, or a dict of named tensors.
@@ -40,9 +41,18 @@ def named_parameters_of(params: Parameters) -> NamedParameters:
         >>> [name for name, _ in named_parameters_of(nn.Linear(2, 1))]
         ['weight', 'bias']
     """
+    if isinstance(params, nn.Module):
+        pairs = _of_module(params)
+        tensors = [tensor for _, tensor in pairs]
+        # as a rule nothing has to be left out, and then nothing has to be looked at one by one
+        is_plain = all(tensor.requires_grad and tensor.is_leaf for tensor in tensors)
+        if is_plain and pairs and len(set(map(id, tensors))) == len(pairs):
+            return pairs
+    else:
+        pairs = _pairs(params)
     named: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for name, tensor in _pairs(params):
+    for name, tensor in pairs:
         if not isinstance(tensor, Tensor):
             raise ArgumentError(
                 f"`params` must hold tensors, got {type(tensor).__name__} as {name!r}."
@@ -67,9 +77,7 @@ def named_parameters_of(params: Parameters) -> NamedParameters:
     return list(named.items())
 
 
-def _pairs(params: object) -> Iterable[tuple[str, object]]:
-    if isinstance(params, nn.Module):
-        return _of_module(params)
+def _pairs(params: object) -> list[tuple[str, Any]]:
     if isinstance(params, Mapping):
         return [(str(name), tensor) for name, tensor in params.items()]
     if isinstance(params, Tensor):  # iterating over it would give its rows, which are no leaves
@@ -85,26 +93,26 @@ def _pairs(params: object) -> Iterable[tuple[str, object]]:
     ]
 
 
-def _of_module(module: nn.Module) -> Iterable[tuple[str, object]]:
+def _of_module(module: nn.Module) -> list[tuple[str, Any]]:
     """As ``named_parameters``, which is a nest of generators and takes three times as long."""
-    found: list[tuple[str, object]] = []
-    seen: set[int] = set()
+    found: list[tuple[str, Any]] = []
+    seen: set[nn.Module] = set()
     waiting = [("", module)]
     while waiting:
         prefix, each = waiting.pop()
-        if id(each) in seen:
+        if each in seen:
             continue
-        seen.add(id(each))
+        seen.add(each)
         cls = type(each)
-        if (cls.named_parameters, cls.named_modules) != _WALKS:  # it has its own idea of them
-            return module.named_parameters()
-        found += [(prefix + name, p) for name, p in each._parameters.items() if p is not None]
-        below = [
-            (f"{prefix}{name}.", child)
-            for name, child in each._modules.items()
-            if child is not None
-        ]
-        waiting += reversed(below)
+        # a class may have its own idea of them
+        if cls.named_parameters is not _PARAMETERS or cls.named_modules is not _MODULES:
+            return list(module.named_parameters())
+        for name, parameter in each._parameters.items():
+            if parameter is not None:
+                found.append((prefix + name, parameter))
+        for name, child in reversed(each._modules.items()):
+            if child is not None:
+                waiting.append((f"{prefix}{name}.", child))
     return found
 
 

@@ -176,9 +176,9 @@ class Tape:
         if self._outcome is None:
             self.gramian()
         assert self._outcome is not None
-        found = self._precisely(partial(self._shaped, self._outcome.ledger, weights))
-        gradients = [found.get(k) for k in range(len(self.named))]
-        plan = self._outcome.plan
+        _, plan, _ = outcome = self._outcome
+        found = self._precisely(partial(self._shaped, outcome.ledger, weights.detach()))
+        gradients = [found.get(k) for k in range(len(self._request.named))]
         for k in () if plan is None else plan.sparse:  # as their optimizers want them
             dense = gradients[k]
             gradients[k] = None if dense is None else dense.to_sparse(1)
@@ -186,10 +186,10 @@ class Tape:
 
     def _shaped(self, ledger: Ledger | Replay | Loop, weights: Tensor) -> dict[int, Tensor]:
         """The gradients of reached parameters, in their shape and type."""
-        weights, request = weights.detach().to(ledger.G), self._request
-        if not isinstance(ledger, Ledger):
-            return ledger.gradients(weights)
+        weights, request = weights.to(ledger.G), self._request
         found = ledger.gradients(weights)
+        if not isinstance(ledger, Ledger):
+            return found
         if ledger.unkept:
             unkept, keep = sorted(ledger.unkept), request.retain_graph
             found |= request.ordinary_gradients(weights, unkept, retain_graph=keep)
@@ -197,14 +197,11 @@ class Tape:
 
     def _precisely(self, compute: Callable[[], _Result]) -> _Result:
         """Compute without autograd and without autocast."""
-        device = self.objectives.device.type
+        device = self._request.device.type
         if torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
-                return self._without_autograd(compute)
-        return self._without_autograd(compute)
-
-    def _without_autograd(self, compute: Callable[[], _Result]) -> _Result:
-        if not torch.is_grad_enabled():
-            return compute()
-        with torch.no_grad():
-            return compute()
+                return self._precisely(compute)
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return compute()
+        return compute()

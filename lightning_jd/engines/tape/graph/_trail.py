@@ -102,10 +102,11 @@ class Trail:
             if node is not nodes[number + 1] or output_number != place:
                 return None
         tracked = None
-        listed = iter(nodes)  # which grow on the way
-        next(listed)
-        for node, (kind, inputs, shapes, read, facts, parameter) in zip(
-            listed, self._stops, strict=False
+        count, listed = len(nodes), nodes.append
+        growing = iter(nodes)
+        next(growing)
+        for node, (kind, inputs, shapes, read, facts, parameter) in zip(  # noqa: B905
+            growing, self._stops
         ):
             if type(node) is not kind:
                 return None
@@ -123,9 +124,10 @@ class Trail:
             children = node.next_functions
             if len(children) != len(inputs):
                 return None
-            for (child, output_number), (number, place) in zip(children, inputs, strict=True):
-                if number == len(nodes):  # met for the first time
-                    nodes.append(child)
+            for (child, output_number), (number, place) in zip(children, inputs):  # noqa: B905
+                if number == count:  # met for the first time
+                    listed(child)
+                    count += 1
                 if child is not nodes[number] or output_number != place:
                     return None
             if shapes is not None and [each.shape for each in node._input_metadata] != shapes:

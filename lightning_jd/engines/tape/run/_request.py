@@ -20,6 +20,7 @@ class Request:
 
     Attributes:
         tensors: The parameters.
+        device: That of the losses.
         dtype: The type to compute in.
         instances: The losses of several instances; ``None`` if the rows are tasks, or one instance.
         key: What a program depends on that the graph does not show.
@@ -40,17 +41,14 @@ class Request:
         self.retain_graph = retain_graph
         self.tensors = [tensor for _, tensor in named]
         types, losses = [tensor.dtype for tensor in self.tensors], objectives.losses
-        real = {dtype.to_real() for dtype in {objectives.dtype, *types}}
+        self.device, own = objectives.device, objectives.dtype
+        real = {dtype.to_real() for dtype in {own, *types}}
         self.dtype = torch.float64 if torch.float64 in real else torch.float32
         self.instances: Tensor | None = None
         if isinstance(losses, Tensor) and objectives.kind != "tasks" and losses.shape[0] > 1:
             self.instances = losses
-        self.key: Hashable = (
-            "tensor" if isinstance(scale, Tensor) else scale,
-            tuple(types),
-            objectives.dtype,
-            objectives.device,
-        )
+        factor = "tensor" if isinstance(scale, Tensor) else scale
+        self.key: Hashable = (factor, tuple(types), own, self.device)
 
     def empty_ledger(
         self,
