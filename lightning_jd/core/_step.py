@@ -145,7 +145,7 @@ class _Step:
         """Whether the rows of each group are finite; rows that are not may have been left out."""
         if self.looks_later():
             self.told_gramians, self.told_values = self.gramians, self.values
-            losses = _present(self.values)
+            losses = [] if self.values is None else [self.values]
             # Gradients that overflow are the business of a GradScaler.
             diagonals = [] if self.overflow == "mean" else _diagonals(self.gramians)
             names = self.rows.layout.names
@@ -157,14 +157,17 @@ class _Step:
             if self.device.type != "cpu" and self.asks_on_host():
                 self.told_gramians, self.told_values = to_host(self.gramians, self.values)
             # An inner product of two finite rows is finite: the diagonals tell about all of G.
-            looked_at = {g: G.diagonal() for g, G in self.told_gramians.items() if G is not None}
-            numbers = _numbers([*looked_at.values(), *_present(self.told_values)])
+            looked_at = _diagonals(self.told_gramians)
+            if self.told_values is not None:
+                looked_at.append(self.told_values)
+            numbers = _numbers(looked_at)
             if all(map(math.isfinite, numbers)):
                 return dict.fromkeys(self.members, True)
             m = self.rows.layout.m
             fine = [[*map(math.isfinite, numbers[k : k + m])] for k in range(0, len(numbers), m)]
             if self.overflow == "mean" and (self.values is None or all(fine[-1])):
-                return dict(zip(looked_at, map(all, fine), strict=False))
+                known = [group for group, G in self.told_gramians.items() if G is not None]
+                return dict(zip(known, map(all, fine), strict=False))
             self.rows = self.rows.finite_only([all(flags) for flags in zip(*fine, strict=True)])
             self.look()
 
@@ -261,7 +264,3 @@ def _numbers(vectors: list[Tensor]) -> list[float]:
 
 def _diagonals(gramians: Gramians) -> list[Tensor]:
     return [G.diagonal() for G in gramians.values() if G is not None]
-
-
-def _present(*tensors: Tensor | None) -> list[Tensor]:
-    return [tensor for tensor in tensors if tensor is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Literal
 
@@ -63,6 +63,9 @@ class Objectives:
         losses: The tensor of losses as given, or a tuple of scalars (or of terms of a sum).
         total: The scalar that was split into these objectives, where that has happened.
         known: Their values, shape (m,), if the losses do not tell.
+        m: The number of objectives.
+        dtype: The floating-point type of the losses.
+        device: The device of the losses.
 
     Example:
         >>> x = torch.ones(2, requires_grad=True)
@@ -78,6 +81,15 @@ class Objectives:
     losses: Tensor | tuple[Tensor | Term, ...]
     total: Tensor | None = None
     known: Tensor | None = None
+    m: int = field(init=False)
+    dtype: torch.dtype = field(init=False)
+    device: torch.device = field(init=False)
+
+    def __post_init__(self) -> None:
+        first = self.losses if isinstance(self.losses, Tensor) else self.losses[0]
+        object.__setattr__(self, "m", len(self.names))
+        object.__setattr__(self, "dtype", first.dtype)
+        object.__setattr__(self, "device", first.device)
 
     @classmethod
     def of(
@@ -112,30 +124,11 @@ class Objectives:
         return cls(names, kind, kept)
 
     @property
-    def m(self) -> int:
-        """The number of objectives."""
-        return len(self.names)
-
-    @property
     def outputs(self) -> tuple[Output, ...]:
         """What to differentiate: the scalars, or the one tensor that holds all losses."""
         if isinstance(self.losses, Tensor):
             return (self.losses,)
         return tuple(loss.edge if isinstance(loss, Term) else loss for loss in self.losses)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The floating-point type of the losses."""
-        return self._first.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the losses."""
-        return self._first.device
-
-    @property
-    def _first(self) -> Tensor | Term:
-        return self.losses if isinstance(self.losses, Tensor) else self.losses[0]
 
     def cotangents(self, weights: Tensor) -> tuple[Tensor, ...]:
         """``grad_outputs`` of :attr:`outputs` that make autograd return the gradient of w · losses.
