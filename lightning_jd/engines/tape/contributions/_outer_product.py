@@ -83,8 +83,11 @@ class OuterProduct(Contribution):
     def _kernels_are_cheaper(self) -> bool:
         m, T, i = self.A.shape
         o = self.D.shape[2]
+        by_rows = m * T * i * o + m * m * i * o
+        if by_rows <= pieces(self.A).launches and self.placements[0].where is None:
+            return False  # short rows share one product with those of other layers
         by_kernels = (m * T) ** 2 * (i + o) * (1 if m * T < 512 else 0.65)
-        return by_kernels <= m * T * i * o + m * m * i * o
+        return by_kernels <= by_rows
 
     def _rows_are_worth_keeping(self, budget: Budget) -> bool:
         _, T, i = self.A.shape
@@ -146,7 +149,8 @@ class OuterProduct(Contribution):
             return [self]
         placement, bias = self.placements
         alone = OuterProduct(self.A, self.D, placement, cotangents_first=self.cotangents_first)
-        return [alone, Rows(self.D.sum(dim=1), bias)]
+        D = self.D.sum(dim=1) if self.D.shape[1] != 1 else self.D.squeeze(1)
+        return [alone, Rows(D, bias)]
 
     @override
     def merged(self, others: Sequence[Contribution]) -> Contribution | None:

@@ -16,6 +16,8 @@ class Pieces(NamedTuple):
         patches: Of the patches of images that are laid out at a time.
         blocks: Into how many blocks of rows a symmetric product is cut at most, of which about
             half are computed. (Not bytes.)
+        launches: Multiplications that take less time than the launches of a few kernels. (Not
+            bytes.)
         captured: Of the gradients of all results, which a recorded step holds at the same time;
             above, they are consumed in hooks, one after the other.
     """
@@ -24,17 +26,30 @@ class Pieces(NamedTuple):
     lean: int
     patches: int
     blocks: int
+    launches: int
     captured: int
 
 
 #: A CPU is fastest where a piece stays in its caches.
-_CPU = Pieces(temporary=16 << 20, lean=1 << 20, patches=1 << 20, blocks=8, captured=16 << 20)
+_CPU = Pieces(
+    temporary=16 << 20,
+    lean=1 << 20,
+    patches=1 << 20,
+    blocks=8,
+    launches=1 << 17,
+    captured=16 << 20,
+)
 SMALLEST = _CPU  # where the device is not known
 #: Elsewhere every piece costs the host the launch of several kernels, caches are small compared
 #: with what is in flight, and only large kernels occupy the device: pieces are as large as memory
 #: allows without being noticed.
 _ACCELERATOR = Pieces(
-    temporary=256 << 20, lean=32 << 20, patches=256 << 20, blocks=2, captured=512 << 20
+    temporary=256 << 20,
+    lean=32 << 20,
+    patches=256 << 20,
+    blocks=2,
+    launches=1 << 25,
+    captured=512 << 20,
 )
 
 

@@ -78,6 +78,8 @@ def _views_of_whole(
     """The same views, each taken directly from the tensor that it is a part of."""
     roots = [whole[values[slot.number].memory] for slot in operation.results]
     is_direct = all(root in operation.reads() for root in roots) and not operation.returns_tuple
+    # a view by its strides is made in half the time of one by its sizes
+    is_direct = is_direct and operation.function is not _aten.view.default
     views = [
         (root, values[root.number], slot, values[slot.number])
         for root, slot in zip(roots, operation.results, strict=True)
