@@ -123,7 +123,8 @@ class _Step:
         """Compute all that the method wants to see, and before that what it does not decide on."""
         rows = self.rows
         if rows.plain:  # before the Gramian, which may free the graph
-            self.own = rows.combine(rows.plain, rows.plain_weights(), self.delivery)
+            is_next = self.groups is None and not (self.weights_first or self.needs_rows)
+            self.own = rows.plain_gradients(self.delivery, gramian_is_next=is_next)
             self.lap("gradients")
         self.members = split_into_groups(rows.selected, self.groups)
         self.values = rows.values(wanted=self.method.uses_values)

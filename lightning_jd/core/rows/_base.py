@@ -122,6 +122,16 @@ class Rows(ABC):
             Name of a parameter to its gradient, where some row reaches it.
         """
 
+    def plain_gradients(self, delivery: Delivery, *, gramian_is_next: bool) -> Gradients:
+        """This process's part of the gradients of :attr:`plain`, those of ordinary training.
+
+        Args:
+            delivery: What happens to the gradients.
+            gramian_is_next: Whether the Gramian of all :attr:`selected` is asked for next, so that
+                both may come from the same passes.
+        """
+        return self.combine(self.plain, self.plain_weights(), delivery)
+
     @abstractmethod
     def delivered(self, own: Gradients, complete: Gradients, delivery: Delivery) -> Gradients:
         """The gradients that this process adds to ``.grad``.

@@ -80,13 +80,30 @@ class LiveRows(Rows):
 
     @override
     def gramian(self, named: NamedParameters) -> Tensor:
-        # All groups differentiate the same graph.
-        keep = self._retain_graph or len(named) < len(self.selected)
-        tape = Tape(
-            self._objectives, named, scale=self._scale, memory=self._memory, retain_graph=keep
-        )
-        self._tapes[named[0][0]] = tape
-        return tape.gramian()
+        return self._tape(named).gramian()
+
+    def _tape(self, named: NamedParameters) -> Tape:
+        """The tape for some parameters, until their gradients are asked for."""
+        tape = self._tapes.get(named[0][0])
+        if tape is None:
+            # All groups differentiate the same graph.
+            keep = self._retain_graph or len(named) < len(self.selected)
+            tape = Tape(
+                self._objectives, named, scale=self._scale, memory=self._memory, retain_graph=keep
+            )
+            self._tapes[named[0][0]] = tape
+        return tape
+
+    @override
+    def plain_gradients(self, delivery: Delivery, *, gramian_is_next: bool) -> Gradients:
+        # The gradient of the sum of the tasks is what a loop over them adds up.
+        if gramian_is_next and self.selected and self.layout.plain_weight == 1:
+            tensors = [tensor for _, tensor in self.plain]
+            found = self._tape(self.selected).gradients_beside(tensors)
+            if found is not None:
+                pairs = zip(self.plain, found, strict=True)
+                return {name: gradient for (name, _), gradient in pairs if gradient is not None}
+        return super().plain_gradients(delivery, gramian_is_next=gramian_is_next)
 
     @override
     def jacobian(self, named: NamedParameters) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -79,10 +79,13 @@ class Step:
     Args:
         request: What is asked for.
         collects: Contributions are collected, and nothing is multiplied.
+        beside: Other parameters, whose gradients a loop gives, too.
     """
 
-    def __init__(self, request: Request, *, collects: bool = False) -> None:
-        self.request, self.collects = request, collects
+    def __init__(
+        self, request: Request, *, collects: bool = False, beside: Sequence[Tensor] = ()
+    ) -> None:
+        self.request, self.collects, self.beside = request, collects, beside
         self.paths: Mapping[int, str] | None = None
 
     def run(self) -> Outcome:
@@ -92,7 +95,7 @@ class Step:
             GraphError: If no loss depends on a parameter, or autograd cannot see through a
                 checkpoint, or a certificate fails and ``check`` is ``"raise"``.
         """
-        if self.collects or not _may_loop(self.request):
+        if self.collects or not may_loop(self.request):
             return self.by_plan()
         loop = self.loop()
         if not loop.reached:
@@ -268,10 +271,11 @@ class Step:
         return loop_over_tasks(
             *(request.objectives, request.tensors, request.scale, request.dtype),
             retain_graph=request.retain_graph,
+            beside=self.beside,
         )
 
 
-def _may_loop(request: Request) -> bool:
+def may_loop(request: Request) -> bool:
     """Whether tasks are so small that a plain loop over them is fastest."""
     objectives, tensors, m = request.objectives, request.tensors, request.objectives.m
     if isinstance(objectives.losses, Tensor) or m == 1 or request.check == "always":

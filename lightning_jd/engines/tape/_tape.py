@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._objectives import Objectives
-from lightning_jd.engines.tape._step import Outcome, Step
+from lightning_jd.engines.tape._step import Outcome, Step, may_loop
 from lightning_jd.engines.tape.contributions import Contribution
 from lightning_jd.engines.tape.run import Collector, Ledger, Loop, Replay, Request
 from lightning_jd.errors import ArgumentError
@@ -125,6 +125,25 @@ class Tape:
         if self._outcome is None or isinstance(self._outcome.ledger, Collector):
             self._outcome = self._precisely(Step(self._request).run)
         return self._outcome.ledger.G
+
+    def gradients_beside(self, others: Sequence[Tensor]) -> list[Tensor | None] | None:
+        """The gradients of the sum of the losses, if the passes for the Gramian give them, too.
+
+        Args:
+            others: Parameters that the Gramian is not about, as the heads of tasks.
+
+        Returns:
+            One per parameter, ``None`` if no loss reaches it; ``None`` altogether if the Gramian
+            does not come from one pass per task.
+
+        Raises:
+            GraphError: As :meth:`gramian`.
+        """
+        if self._outcome is not None or not may_loop(self._request):
+            return None
+        self._outcome = self._precisely(Step(self._request, beside=others).run)
+        assert isinstance(self._outcome.ledger, Loop)
+        return self._outcome.ledger.beside
 
     def contributions(self) -> list[Contribution]:
         """The terms whose products add up to the Gramian, for those who have more rows elsewhere.

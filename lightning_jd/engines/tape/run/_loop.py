@@ -29,6 +29,7 @@ class Loop:
         own: The gradients of parameters that one task alone reaches, by task and parameter.
         parameters: All parameters.
         sparse: Those whose gradients autograd makes sparse, as optimizers for these want them.
+        beside: The gradients of the sum of the tasks for other parameters.
     """
 
     G: Tensor
@@ -37,6 +38,7 @@ class Loop:
     own: dict[int, dict[int, Tensor]]
     parameters: Sequence[Tensor]
     sparse: frozenset[int]
+    beside: list[Tensor | None]
 
     @property
     def reached(self) -> set[int]:
@@ -66,6 +68,7 @@ def loop_over_tasks(
     dtype: torch.dtype,
     *,
     retain_graph: bool = True,
+    beside: Sequence[Tensor] = (),
 ) -> Loop:
     """One pass per task.
 
@@ -75,9 +78,15 @@ def loop_over_tasks(
         scale: What the losses are multiplied by before they are differentiated.
         dtype: The type to compute in.
         retain_graph: Whether the graph is kept.
+        beside: Parameters that the Gramian is not about.
     """
     is_scaled = not (isinstance(scale, (int, float)) and scale == 1)
-    rows = _rows(objectives, parameters, scale if is_scaled else None, retain_graph=retain_graph)
+    targets, n = [*parameters, *beside], len(parameters)
+    rows = _rows(objectives, targets, scale if is_scaled else None, retain_graph=retain_graph)
+    sums = [_sum(column) for column in zip(*[row[n:] for row in rows], strict=True)]
+    if is_scaled:
+        sums = [None if gradient is None else gradient / scale for gradient in sums]
+    rows = [row[:n] for row in rows]
     sparse = frozenset(
         k
         for k in range(len(parameters))
@@ -116,7 +125,13 @@ def loop_over_tasks(
         squares = torch.stack(torch._foreach_norm([g for _, g in single])).square_()
         tasks = torch.tensor([task for task, _ in single]).to(G.device, non_blocking=True)
         G.diagonal().index_add_(0, tasks, squares)
-    return Loop(G, J, shared, own, parameters, sparse)
+    return Loop(G, J, shared, own, parameters, sparse, sums)
+
+
+def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:
+    """The sum of those that there are."""
+    known = [gradient for gradient in gradients if gradient is not None]
+    return sum(known[1:], known[0]) if known else None
 
 
 def _rows(
