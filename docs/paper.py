@@ -30,7 +30,6 @@ FURTHER = {
     "b64": ("batches of 64", "--batch-size 64"),
     "adam": ("Adam, batches of 32", "--optimizer adam"),
 }
-FURTHER_EPOCHS = {"cifar10": 8, "mnist": 5, "fashion-mnist": 5}
 
 HEAD = """# The paper, reproduced
 
@@ -207,10 +206,10 @@ def further() -> str:
     if not known:
         return "\n\n".join([*text, "Not trained for this page."]) + "\n"
     options = ", ".join(f"`{option}`" for _, option in FURTHER.values())
-    epochs = ", ".join(f"{TITLES[name]} {FURTHER_EPOCHS[name]}" for name in TITLES)
+    trained = {TITLES[name]: size_of(result) for (name, _), result in known.items()}
     text += [
         "The paper's two further studies, smaller than those above: Mean and UPGrad (reg 1e-4), "
-        f"512 images, 3 seeds, epochs: {epochs}. The command is `lightning-jd iwrm --dataset NAME "
+        f"3 seeds; {'; '.join(f'{name} {size}' for name, size in trained.items())}. The command is `lightning-jd iwrm --dataset NAME "
         "--data DIR --aggregators '[mean, upgrad]' --regs '[1e-4]' --size 512 --epochs N` with "
         f"{options}. The search is the same for both methods; with Adam it begins at 1e-3. Fewer "
         "images and epochs than above: compare a line with itself, not with another.",
@@ -233,6 +232,11 @@ def further() -> str:
     if missing:
         text.append(f"Not trained for this page: {'; '.join(missing)}.")
     return "\n\n".join(text) + "\n"
+
+
+def size_of(found: Report) -> str:
+    """How many images and epochs, as the note of a report tells."""
+    return found.notes[0].partition(" of ")[2].partition(". ")[0]
 
 
 def draw_further(results: Path) -> None:

@@ -164,7 +164,7 @@ class _Molecule(nn.Module):
         atoms = self.elements(elements[real])
         for layer in self.layers:
             atoms = layer(atoms, radial, pairs)
-        answers = self.readout(atoms)
+        answers: Tensor = self.readout(atoms)
         found = answers.new_zeros(len(elements), answers.shape[1])
         found = found.index_add(0, real.nonzero()[:, 0], answers)
         return found / 10.0  # about as many atoms: features of the size of one
