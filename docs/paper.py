@@ -210,7 +210,7 @@ def further() -> str:
     text += [
         "The paper's two further studies, smaller than those above: Mean and UPGrad (reg 1e-4), "
         f"3 seeds; {'; '.join(f'{name} {size}' for name, size in trained.items())}. The command is `lightning-jd iwrm --dataset NAME "
-        "--data DIR --aggregators '[mean, upgrad]' --regs '[1e-4]' --size 512 --epochs N` with "
+        "--data DIR --aggregators '[mean, upgrad]' --regs '[1e-4]' --size S --epochs N` with "
         f"{options}. The search is the same for both methods; with Adam it begins at 1e-3. Fewer "
         "images and epochs than above: compare a line with itself, not with another.",
         "![Training loss for several batch sizes and with Adam](figures/paper_further.png)",
