@@ -3,13 +3,17 @@
     python docs/paper.py                   # the page again, from docs/paper/*.json
     python docs/paper.py --results DIR     # first take over the results of the commands from DIR
 
-DIR holds the output folders iwrm-<dataset>, trajectories and speed.
+DIR holds the output folders iwrm-<dataset>, trajectories and speed, and of the further studies
+iwrm-<dataset>-b4, -b16, -b64 and -adam. The JSON files have more columns than the page has room for.
 """
 
 import argparse
+import csv
 import shutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from lightning_jd.lab.figure import new_figure, save_figure
 from lightning_jd.lab.report import Report
 from lightning_jd.lab.studies._settings import PAPER_AGGREGATORS, settings_of
 from lightning_jd.lab.work.paper import ARCHITECTURES, EPOCHS
@@ -18,6 +22,14 @@ DOCS = Path(__file__).parent
 TITLES = {"cifar10": "CIFAR-10", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 METHODS = [setting.label for setting in settings_of(PAPER_AGGREGATORS, (1e-4, 1e-3))]
 MEAN, UPGRAD = "Mean (SGD)", ("UPGrad, reg 1e-4", "UPGrad, reg 1e-3")
+FUNCTIONS = {"ewq": "Element-wise quadratic", "cqf": "Convex quadratic form"}
+#: The further studies: the ending of a folder to what it is called, and the option of the command.
+FURTHER = {
+    "b4": ("batches of 4", "--batch-size 4"),
+    "b16": ("batches of 16", "--batch-size 16"),
+    "b64": ("batches of 64", "--batch-size 64"),
+    "adam": ("Adam, batches of 32", "--optimizer adam"),
+}
 
 HEAD = """# The paper, reproduced
 
@@ -36,8 +48,7 @@ lightning-jd speed
 
 `DIR` has the official files of the dataset; what is missing is named, with its site. All
 commands can be stopped and started again. `iwrm` also takes `--budget paper` (22 + 50 learning
-rates for each method and seed), `--batch-size 4` (or 16, 64) and `--optimizer adam`, the two
-further studies of the paper.
+rates for each method and seed), `--batch-size` and `--optimizer adam`.
 """
 
 DIFFERENCES = """## What differs from the paper
@@ -80,6 +91,11 @@ def take_over(results: Path) -> None:
     for name in TITLES:
         if (figure := results / f"iwrm-{name}" / "iwrm.png").exists():
             shutil.copy(figure, DOCS / "figures" / f"paper_{name}.png")
+    for name in TITLES:
+        for what in FURTHER:
+            if (source := results / f"iwrm-{name}-{what}" / "iwrm.json").exists():
+                shutil.copy(source, DOCS / "paper" / f"iwrm-{name}-{what}.json")
+    draw_further(results)
     for name in ("ewq", "cqf"):
         if (figure := results / "trajectories" / f"{name}.png").exists():
             shutil.copy(figure, DOCS / "figures" / f"paper_{name}.png")
@@ -91,6 +107,7 @@ def page() -> str:
     parts = [HEAD, summary(reports)]
     timed = report("speed")
     parts += [instance_wise(name, found, timed) for name, found in reports.items() if found]
+    parts.append(further())
     if (found := report("trajectories")) is not None:
         parts.append(trajectories(found))
     if timed is not None:
@@ -104,9 +121,20 @@ def report(name: str) -> Report | None:
     return Report.read(path) if path.exists() else None
 
 
-def table(found: Report) -> str:
-    """The table and the notes, without title and environment."""
-    return found.markdown().split("## Environment")[0].partition("\n\n")[2].strip()
+def table(heads: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """A table of Markdown, narrow enough for the page."""
+    body = [f"| {' | '.join(map(str, line))} |" for line in lines]
+    return "\n".join([f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *body])
+
+
+def number(value: float | None) -> str:
+    """Three digits."""
+    return "-" if value is None else f"{value + 0.0:.3g}"
+
+
+def rates(row: dict[str, str]) -> str:
+    """The learning rates of the seeds, or the only one."""
+    return ", ".join(dict.fromkeys(row["lr"].split(", ")))
 
 
 def areas(found: Report) -> dict[str, float]:
@@ -141,7 +169,12 @@ def instance_wise(name: str, found: Report, timed: Report | None) -> str:
     text = [
         f"## {TITLES[name]}",
         f"![Loss and similarity to SGD on {TITLES[name]}](figures/paper_{name}.png)",
-        table(found),
+        table(
+            ["method", "area", "/ Mean's", "final loss", "similarity to SGD", "learning rates"],
+            [instance_wise_line(row) for row in found.rows],
+        ),
+        # What the page does not show is not explained.
+        *(note.partition(" Steps: ")[0] for note in found.notes),
         f"Better than Mean, best first: {'; '.join(better) or 'none'}. "
         f"Worse, best first: {'; '.join(worse) or 'none'}.",
     ]
@@ -158,6 +191,90 @@ def instance_wise(name: str, found: Report, timed: Report | None) -> str:
     return "\n\n".join(text) + "\n"
 
 
+def instance_wise_line(row: dict[str, object]) -> list[object]:
+    diverged = f" ({row['not_finished']} diverged)" if row["not_finished"] else ""
+    cells = [row["method"], shown(row) + diverged if row["area"] is not None else "diverged"]
+    cells += [number(row.get(key)) for key in ("ratio", "final_loss", "similarity")]
+    return [*cells, rates(row)]
+
+
+def further() -> str:
+    """Batch sizes and Adam: a table of all datasets, and what follows."""
+    text = ["## Batch sizes and Adam"]
+    found = {(name, what): report(f"iwrm-{name}-{what}") for name in TITLES for what in FURTHER}
+    known = {key: result for key, result in found.items() if result is not None}
+    if not known:
+        return "\n\n".join([*text, "Not trained for this page."]) + "\n"
+    options = ", ".join(f"`{option}`" for _, option in FURTHER.values())
+    trained = {TITLES[name]: size_of(result) for (name, _), result in known.items()}
+    text += [
+        "The paper's two further studies, smaller than those above: Mean and UPGrad (reg 1e-4), "
+        f"3 seeds; {'; '.join(f'{name} {size}' for name, size in trained.items())}. The command is `lightning-jd iwrm --dataset NAME "
+        "--data DIR --aggregators '[mean, upgrad]' --regs '[1e-4]' --size S --epochs N` with "
+        f"{options}. The search is the same for both methods; with Adam it begins at 1e-3. Fewer "
+        "images and epochs than above: compare a line with itself, not with another.",
+        "![Training loss for several batch sizes and with Adam](figures/paper_further.png)",
+    ]
+    heads = ["dataset", "setting", "Mean", "UPGrad", "UPGrad / Mean", "rates: Mean; UPGrad"]
+    ratios: dict[str, list[float]] = {}
+    lines = []
+    for (name, what), result in known.items():
+        mean, upgrad = (
+            next(row for row in result.rows if row["method"].startswith(method))
+            for method in ("Mean", "UPGrad")
+        )
+        ratios.setdefault(what, []).append(upgrad["area"] / mean["area"])
+        cells = [TITLES[name], FURTHER[what][0], shown(mean), shown(upgrad)]
+        lines.append([*cells, f"{ratios[what][-1]:.2f}", f"{rates(mean)}; {rates(upgrad)}"])
+    said = [f"{FURTHER[what][0]} {min(r):.2f} to {max(r):.2f}" for what, r in ratios.items()]
+    text += [table(heads, lines), f"Area of UPGrad in areas of Mean: {'; '.join(said)}."]
+    missing = [f"{TITLES[n]}, {FURTHER[w][0]}" for (n, w) in found if (n, w) not in known]
+    if missing:
+        text.append(f"Not trained for this page: {'; '.join(missing)}.")
+    return "\n\n".join(text) + "\n"
+
+
+def size_of(found: Report) -> str:
+    """How many images and epochs, as the note of a report tells."""
+    return found.notes[0].partition(" of ")[2].partition(". ")[0]
+
+
+def draw_further(results: Path) -> None:
+    """One panel per dataset and setting: the training losses of Mean and of UPGrad."""
+    folders = {(n, w): results / f"iwrm-{n}-{w}" / "curves.csv" for n in TITLES for w in FURTHER}
+    if not any(path.exists() for path in folders.values()):
+        return
+    title = "Training loss, mean and standard error over 3 seeds"
+    figure = new_figure(11, 7.5, title)
+    panels = figure.subplots(len(TITLES), len(FURTHER), sharex="row", sharey="row")
+    keys: dict[str, object] = {}
+    for axes, ((name, what), path) in zip(panels.flat, folders.items(), strict=True):
+        axes.set_title(f"{TITLES[name]}, {FURTHER[what][0]}", fontsize="small")
+        if not path.exists():
+            axes.text(0.5, 0.5, "not trained", ha="center", transform=axes.transAxes)
+            continue
+        with path.open(encoding="utf-8") as file:
+            lines = [line for line in csv.DictReader(file) if line["quantity"] == "loss"]
+        for method, colour in (("Mean", "black"), ("UPGrad", "red")):
+            points = [
+                [float(line[key]) for key in ("epoch", "mean", "standard error")]
+                for line in lines
+                if line["method"].startswith(method)
+            ]
+            x, y, error = zip(*points, strict=True)
+            (keys[method],) = axes.plot(x, y, color=colour)
+            low = [max(a - b, 1e-6) for a, b in zip(y, error, strict=True)]
+            high = [a + b for a, b in zip(y, error, strict=True)]
+            axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.set_yscale("log")
+        axes.grid(alpha=0.3, which="both")
+        axes.set_xlabel("epoch", fontsize="small")
+        if what == next(iter(FURTHER)):
+            axes.set_ylabel("training loss", fontsize="small")
+    figure.legend(keys.values(), keys.keys(), loc="outside lower center", ncols=2)
+    save_figure(figure, DOCS / "figures" / "paper_further.png")
+
+
 def trajectories(found: Report) -> str:
     stops = [row["method"] for row in found.rows if row["function"] == "ewq" and row["stopped"]]
     rising = [row["method"] for row in found.rows if row["worst_cosine"] < 0]
@@ -168,7 +285,20 @@ def trajectories(found: Report) -> str:
         "On the element-wise quadratic these stop at weakly stationary points: "
         f"{'; '.join(stops)}. On the convex quadratic form these have steps that make a value "
         f"worse to first order: {'; '.join(rising)}.",
-        table(found),
+    ]
+    heads = ["method", "final distances, by start", "reached", "stopped", "worst cosine", "rise"]
+    for name, title in FUNCTIONS.items():
+        rows = [row for row in found.rows if row["function"] == name]
+        lines = [
+            [row[key] for key in ("method", "distances", "reached", "stopped")]
+            + [number(row[key]) for key in ("worst_cosine", "rise")]
+            for row in rows
+        ]
+        parts += [f"{title}:", table(heads, lines)]
+    parts += [
+        "Reached: starts that come to the Pareto set. Stopped: starts that end off it, at a weakly "
+        "stationary point. Worst cosine: of an update and a gradient.",
+        *found.notes,
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -179,7 +309,14 @@ def speed(found: Report) -> str:
     ours = ", ".join(f"{upgrad[name]:.2f} ({name})" for name in names if name in upgrad)
     papers = ", ".join(f"{upgrad[f'{name}_paper']:.2f}" for name in names if name in upgrad)
     text = f"An epoch of UPGrad takes, in epochs of SGD: {ours}; in the paper: {papers}."
-    return f"## Speed\n\n{text}\n\n{table(found)}\n"
+    keys = ("{}", "{}_torchjd", "{}_paper")
+    lines = [
+        [row["method"], *(" / ".join(number(row.get(k.format(n))) for k in keys) for n in names)]
+        for row in found.rows
+    ]
+    heads = ["method", *names]
+    notes = "\n\n".join(found.notes)
+    return f"## Speed\n\n{text}\n\n{table(heads, lines)}\n\n{notes}\n"
 
 
 def machine(found: Report) -> str:

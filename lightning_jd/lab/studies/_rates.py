@@ -29,6 +29,8 @@ _STARTS = {
     "alignedmtl": -4,
 }
 _USUAL_START = -8
+#: 1e-3, its usual rate: Adam divides by the size of its gradients, so that methods do not differ.
+_ADAM_START = -36
 _HALF = COARSE // 2
 #: A seed whose area is so many times that of the first seed, at its rate, tries smaller rates.
 _UNLUCKY = 1.5
@@ -52,7 +54,7 @@ def best_runs(
         trained: Trains a run.
     """
     found: list[tuple[Run, Outcome]] = []
-    exponent, climbs = _STARTS.get(first.aggregator, _USUAL_START), False
+    exponent, climbs = _start_of(first), False
     for seed in range(1, seeds + 1):
         rates = Rates(replace(first, seed=seed), trained, gives_up=budget == "small")
         if budget == "paper":
@@ -70,6 +72,13 @@ def best_runs(
             lr = learning_rate(k)
         found.append((replace(first, seed=seed, lr=lr), rates.tried[lr]))
     return found
+
+
+def _start_of(run: Run) -> int:
+    """Where the walk over learning rates begins."""
+    if run.optimizer == "adam":
+        return _ADAM_START
+    return _STARTS.get(run.aggregator, _USUAL_START)
 
 
 def _followed(rates: "Rates", k: int, step: int, until: float = 0.0) -> int:

@@ -131,14 +131,18 @@ class _Messages(nn.Module):
 
     @override
     def forward(self, atoms: Tensor, radial: Tensor, pairs: Tensor) -> Tensor:
-        weights = self.filter(radial) * pairs  # (b, atoms, atoms, width)
-        heard = (weights * self.before(atoms).unsqueeze(1)).sum(dim=2)
+        weights, words = self.filter(radial), self.before(atoms)
+        first, second = pairs
+        # Both hear each other with the same weight, for their distance is the same.
+        heard = torch.zeros_like(words)
+        heard = heard.index_add(0, first, weights * words.index_select(0, second))
+        heard = heard.index_add(0, second, weights * words.index_select(0, first))
         found: Tensor = atoms + self.after(heard)
         return found
 
 
 class _Molecule(nn.Module):
-    """A small message-passing network on all pairs of atoms."""
+    """A small message-passing network on all pairs of atoms of a molecule, each pair once."""
 
     def __init__(self, width: int = 32, layers: int = 2, radial: int = 16) -> None:
         super().__init__()
@@ -149,17 +153,20 @@ class _Molecule(nn.Module):
 
     @override
     def forward(self, elements: Tensor, positions: Tensor) -> Tensor:
-        real = (elements > 0).float()  # (b, atoms)
-        pairs = real.unsqueeze(1) * real.unsqueeze(2)
-        pairs = (pairs * (1 - torch.eye(elements.shape[1], device=pairs.device))).unsqueeze(3)
-        steps = positions.unsqueeze(2) - positions.unsqueeze(1)
-        distances = steps.square().sum(dim=3, keepdim=True).clamp(min=1e-12).sqrt()
+        real = elements > 0  # (b, atoms)
+        molecule, i, j = (real.unsqueeze(1) & real.unsqueeze(2)).triu(1).nonzero(as_tuple=True)
+        distances = (positions[molecule, i] - positions[molecule, j]).square().sum(1, keepdim=True)
+        distances = distances.clamp(min=1e-12).sqrt()
         centres: Tensor = self.get_buffer("centres")
         radial = torch.exp(-2.0 * (distances - centres).square())
-        atoms = self.elements(elements)
+        number = (real.flatten().cumsum(0) - 1).view_as(real)  # of an atom among all that are real
+        pairs = torch.stack([number[molecule, i], number[molecule, j]])
+        atoms = self.elements(elements[real])
         for layer in self.layers:
             atoms = layer(atoms, radial, pairs)
-        found: Tensor = (self.readout(atoms) * real.unsqueeze(2)).sum(dim=1)
+        answers: Tensor = self.readout(atoms)
+        found = answers.new_zeros(len(elements), answers.shape[1])
+        found = found.index_add(0, real.nonzero()[:, 0], answers)
         return found / 10.0  # about as many atoms: features of the size of one
 
 

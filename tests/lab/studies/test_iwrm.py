@@ -57,7 +57,7 @@ def test_methods_are_trained_tabulated_and_drawn_once(
     output = tiny(folder, **chosen)
     report = json.loads((output / "iwrm.json").read_text())
     methods = {row["method"] for row in report["rows"]}
-    assert methods == {"Mean (SGD)", "UPGrad, reg 1e-3", "GradDrop"}
+    assert methods == {"Mean", "UPGrad, reg 1e-3", "GradDrop"}  # with Adam Mean is not SGD
     assert "Adam" in report["title"]
     areas = [row["area"] for row in report["rows"]]
     assert areas == sorted(areas)
@@ -148,6 +148,18 @@ def test_the_small_budget_walks_once_and_keeps_the_rate() -> None:
     assert [run.seed for run, _ in best] == [1, 2, 3]
     assert [seed for seed, _ in landscape.asked].count(2) == 1
     assert {k for seed, k in landscape.asked if seed == 1} >= {-28, -24, -22, -20}
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "optimizer", "start"),
+    [("mean", "sgd", -8), ("mgda", "sgd", -4), ("mean", "adam", -36), ("mgda", "adam", -36)],
+)
+def test_the_walk_begins_where_the_rates_of_the_optimizer_are(
+    aggregator: str, optimizer: Any, start: int
+) -> None:
+    landscape = Landscape({1: start})
+    best_runs(replace(FIRST, aggregator=aggregator, optimizer=optimizer), 1, "small", landscape)
+    assert landscape.asked[0] == (1, start)
 
 
 def test_a_seed_that_diverges_takes_a_smaller_rate() -> None:

@@ -47,3 +47,10 @@ def test_upgrad_is_below_mean_over_three_seeds(script: ModuleType, dataset: str)
 def test_upgrad_costs_at_most_1_4_epochs_of_sgd(script: ModuleType) -> None:
     upgrad = next(row for row in script.report("speed").rows if row["method"] == "UPGrad")
     assert all(upgrad[name] <= 1.4 for name in ("svhn", "cifar10", "eurosat", "mnist"))
+
+
+@pytest.mark.parametrize("page", ["paper", "mtl"])
+def test_tables_are_narrow_enough_for_the_page(page: str) -> None:
+    lines = (DOCS / f"{page}.md").read_text(encoding="utf-8").splitlines()
+    widest = max((line for line in lines if line.startswith("|")), key=len)
+    assert len(widest) <= 105, widest  # of a monospaced font; longer ones scrolled sideways
