@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._namespace import surfaces_for
-from lightning_jd.surfaces.callback import DescentCallback
+from lightning_jd.surfaces.callback import JacobianDescent
 
 #: The LightningModule behind the mixin comes from either package.
 _Module: Any = object
@@ -68,7 +68,7 @@ def _callback_for(module: Any) -> Any:
         _CALLBACKS[module] = (spec, callback)
     trainer = getattr(module, "_trainer", None)
     for other in [] if trainer is None else trainer.callbacks:
-        if isinstance(other, DescentCallback) and other is not callback and other._concerns(module):
+        if isinstance(other, JacobianDescent) and other is not callback and other._concerns(module):
             raise SetupError(
                 f"Jacobian descent must be asked for once, got it from the Trainer and from the "
                 f"flag `jacobian_descent` of {type(module).__name__}. Remove the flag, or the "

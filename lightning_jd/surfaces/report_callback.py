@@ -15,12 +15,12 @@ from lightning_jd.metrics import PairwiseCosine
 from lightning_jd.report import RUN_FILE, Cosines, Run, page
 from lightning_jd.surfaces._observe import StepClock, is_due, steps_done, tasks_of, values_of
 from lightning_jd.surfaces._session import Pass, Session
-from lightning_jd.surfaces.callback import DescentCallback
+from lightning_jd.surfaces.callback import JacobianDescent
 
 _SECONDS = 30.0  # between two pages while a run goes on
 
 
-class ReportCallback:
+class JDReport:
     """Writes one self-contained HTML page about a run with Jacobian descent.
 
     It needs :class:`~lightning_jd.JacobianDescent` (or one of its other spellings) in the same
@@ -41,6 +41,8 @@ class ReportCallback:
         ArgumentError: If ``every_n_steps`` is not positive.
     """
 
+    #: The base class, by its place in either of Lightning's packages.
+    lightning_base: ClassVar[str] = "callbacks.Callback"
     #: Prints a line on the first process; each package brings its own.
     _inform: ClassVar[Callable[[str], object]] = print
 
@@ -157,7 +159,7 @@ class ReportCallback:
 
     def _session(self, trainer: Any) -> Session | None:
         for callback in trainer.callbacks:
-            if isinstance(callback, DescentCallback) and callback._session is not None:
+            if isinstance(callback, JacobianDescent) and callback._session is not None:
                 return callback._session
         return None
 
