@@ -1,8 +1,7 @@
-"""Jacobian descent for PyTorch Lightning: train with a vector of losses instead of one number.
+"""Jacobian descent for PyTorch Lightning: train with a vector of losses instead of a scalar.
 
-Plain PyTorch needs :func:`backward`, :func:`gramian` or :func:`jacobian`; Lightning needs
-:class:`JacobianDescent` on the Trainer. The surfaces for Lightning are imported on first use, so
-that a project without Lightning does not pay for its import.
+For plain PyTorch, use :func:`backward`, :func:`gramian` and :func:`jacobian`. For Lightning, pass
+:class:`JacobianDescent` to the Trainer. The Lightning classes are imported on first use.
 """
 
 from importlib import import_module

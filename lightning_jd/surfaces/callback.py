@@ -1,4 +1,4 @@
-"""The callback, without the base class of either of Lightning's packages."""
+"""The callback, without the base class of either Lightning package."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
 
     @classmethod
     def of(cls, spec: Any, owner: Any = None) -> Any:
-        """Build the callback from what a module may put in ``jacobian_descent``.
+        """Build the callback from the value of ``jacobian_descent``.
 
         Args:
             spec: An aggregator (name or object), a dict of the arguments of this class, or a
                 callback.
-            owner: The module that it is for; the callback does nothing for others.
+            owner: The module that it applies to; it does nothing for other modules.
         """
         if isinstance(spec, JacobianDescent):
             callback = spec
@@ -90,25 +90,26 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
 
     @property
     def report(self) -> Report | None:
-        """What the last update was made of."""
+        """The report of the last update; ``None`` before the first."""
         return None if self._session is None else self._session.report
 
     @property
     def reports(self) -> dict[str, Report]:
         """The reports of all updates of the last batch; manual optimization may make several.
 
-        They go by the name that ``manual_backward`` was given, or by their optimizer, or by number.
+        The key is the ``name`` given to ``manual_backward``, or else the optimizer, or else the
+        position.
         """
         updates = [] if self._session is None else self._session.passes()
         return {update.name: update.report for update in updates}
 
     @property
     def skipped(self) -> int:
-        """The number of objectives that were left out because they were not finite."""
+        """The number of objectives dropped because they were NaN or infinite."""
         return self._skipped.total
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Step in front of two methods of the strategy."""
+        """Wrap ``training_step`` and ``backward`` of the strategy."""
         if stage != "fit" or self._patch is not None:
             return
         self._idle = not self._concerns(pl_module)
@@ -132,22 +133,22 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
         )
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Give the strategy its methods back."""
+        """Restore the methods of the strategy."""
         self._undo()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Tell the other processes, and give the strategy its methods back."""
+        """Notify the other processes, and restore the methods of the strategy."""
         if self._patch is not None:
             report_failure(exception, trainer.strategy.root_device)
         self._undo()
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """Take the time, for the log."""
+        """Start the timer of the log."""
         if self._monitor is not None:
             self._monitor.before_batch()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        """Compare the processes, and log what the update was made of."""
+        """Check the replicas, and log the metrics of the update."""
         if self._session is not None:
             self._session.check_first_batch()
             self._session.check_replicas(trainer)
@@ -155,7 +156,7 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
             self._monitor.after_batch(trainer, pl_module, self._session)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Tell the method, and refuse to go on if all losses were left out, or there was none."""
+        """Signal the epoch to the aggregator; raise if no batch of the epoch was trained."""
         if self._session is not None:
             self.settings.aggregator.end_epoch()
         if self._monitor is not None:
@@ -167,7 +168,7 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
             look_back()  # at the last step, which no other one follows
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs, in types that ``weights_only=True`` can load."""
+        """The state of the aggregator, in types that ``weights_only=True`` can load."""
         if self._idle:  # another module is trained, and may have a callback of its own
             return {}
         return {
@@ -177,20 +178,20 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was taken."""
+        """Restore the state of :meth:`state_dict`."""
         name = self.settings.aggregator.label
         self._skipped.total = state_dict["skipped"]
         if state_dict["name"] == name:
             self.settings.aggregator.load_state_dict(state_dict["aggregator"])
         else:
             type(self)._inform(
-                f"Jacobian descent continues with {name}; the checkpoint was written with "
-                f"{state_dict['name']}, whose state is not used."
+                f"Jacobian descent continues with {name}. The checkpoint was written with "
+                f"{state_dict['name']}, whose state is ignored."
             )
 
     @override
     def __repr__(self) -> str:
-        """The aggregator, and the arguments that are not as by default."""
+        """The aggregator and the arguments without their default value."""
         return f"{type(self).__name__}({self.settings.text()})"
 
     @override
@@ -210,9 +211,9 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
     def _check_alone(self, trainer: Any, module: Any) -> None:
         if self._owner is None and getattr(module, "jacobian_descent", None) is not None:
             raise SetupError(
-                "Jacobian descent must be asked for once, got it from the Trainer and from the "
+                "Jacobian descent must be configured once, got it from the Trainer and from the "
                 f"attribute `jacobian_descent` of {type(module).__name__}. Remove the attribute "
-                "(which has no effect without JDModuleMixin), or the callback or strategy."
+                "(it has no effect without JDModuleMixin), or the callback or strategy."
             )
         others = [
             callback
@@ -223,9 +224,9 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
         ]
         if others:
             raise SetupError(
-                "Jacobian descent must be asked for once, got it "
-                f"{1 + len(others)} times. Keep one of: the callback JacobianDescent, the strategy "
-                "'jd' or 'jd_ddp', the flag `jacobian_descent` of the module."
+                f"Jacobian descent must be configured once, got it {1 + len(others)} times. Keep "
+                "one of: the callback JacobianDescent, the strategy 'jd' or 'jd_ddp', the flag "
+                "`jacobian_descent` of the module."
             )
 
     def _restart(self) -> None:

@@ -119,7 +119,7 @@ def test_resuming_with_another_aggregator_says_so(
     with caplog.at_level("INFO"):
         fit(Regression(), ckpt_path=path, callbacks=[JacobianDescent("pcgrad")])
     assert any(
-        "continues with pcgrad; the checkpoint was written with rgw" in line
+        "continues with pcgrad. The checkpoint was written with rgw" in line
         for line in caplog.messages
     )
 
