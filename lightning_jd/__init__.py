@@ -1,8 +1,7 @@
-"""Jacobian descent for PyTorch Lightning: train with a vector of losses instead of one number.
+"""Jacobian descent for PyTorch Lightning: train with a vector of losses instead of a scalar.
 
-Plain PyTorch needs :func:`backward`, :func:`gramian` or :func:`jacobian`; Lightning needs
-:class:`JacobianDescent` on the Trainer. The surfaces for Lightning are imported on first use, so
-that a project without Lightning does not pay for its import.
+For plain PyTorch, use :func:`backward`, :func:`gramian` and :func:`jacobian`. For Lightning, pass
+:class:`JacobianDescent` to the Trainer. The Lightning classes are imported on first use.
 """
 
 from importlib import import_module
@@ -14,13 +13,10 @@ from lightning_jd.core import backward
 from lightning_jd.engines import explain, gramian, jacobian
 
 if TYPE_CHECKING:
-    from lightning_jd.surfaces import (
-        JacobianDescent,
-        JDDDPStrategy,
-        JDModuleMixin,
-        JDReport,
-        JDStrategy,
-    )
+    from lightning_jd.surfaces.callback import JacobianDescent
+    from lightning_jd.surfaces.module import JDModuleMixin
+    from lightning_jd.surfaces.report_callback import JDReport
+    from lightning_jd.surfaces.strategies import JDDDPStrategy, JDStrategy
 
 __all__ = [
     "JDDDPStrategy",
@@ -38,13 +34,20 @@ __all__ = [
 ]
 __version__ = "0.2.0"
 
-_NEED_LIGHTNING = {"JDDDPStrategy", "JDModuleMixin", "JDReport", "JDStrategy", "JacobianDescent"}
-
-register_strategies()
+#: The short name of a strategy to its class and arguments. Start methods are those of Lightning's
+#: own ``ddp_...`` names.
+STRATEGY_NAMES: dict[str, tuple[str, dict[str, str]]] = {
+    "jd": ("JDStrategy", {}),
+    "jd_ddp": ("JDDDPStrategy", {"start_method": "popen"}),
+    "jd_ddp_spawn": ("JDDDPStrategy", {"start_method": "spawn"}),
+    "jd_ddp_fork": ("JDDDPStrategy", {"start_method": "fork"}),
+    "jd_ddp_notebook": ("JDDDPStrategy", {"start_method": "fork"}),
+}
+register_strategies(STRATEGY_NAMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NEED_LIGHTNING:
+    if name in __all__:  # and not imported above: it needs Lightning
         return getattr(import_module("lightning_jd.surfaces"), name)
     if name == "fabric":
         return import_module("lightning_jd.surfaces.fabric")

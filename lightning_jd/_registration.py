@@ -1,15 +1,15 @@
-"""The strategy names ``jd``, ``jd_ddp``, ...: known to Lightning as soon as both are imported.
+"""Registers the short names of the strategies (``jd``, ``jd_ddp``, ...) with Lightning.
 
-Lightning has no entry point for strategies, so ``import lightning_jd`` has to register the names.
-It must not import Lightning for that (seconds), and the user may import the two in either order.
-So the names are registered at once where Lightning is already there, and otherwise right after its
-import. Only the names: the strategies themselves are imported when a Trainer asks for one.
+Lightning has no entry point for strategies, so ``import lightning_jd`` registers the names. It must
+not import Lightning, which takes seconds, and users import the two in either order. So the names
+are registered at once if Lightning is imported already, and right after its import otherwise. The
+strategies themselves are imported when a Trainer asks for one.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -24,21 +24,18 @@ _SURFACES = {
     "lightning.pytorch.strategies": "lightning_jd.surfaces.lightning_pytorch",
     "pytorch_lightning.strategies": "lightning_jd.surfaces.pytorch_lightning",
 }
-#: Name to class and arguments; the start methods are those of Lightning's own ``ddp_...`` names.
-_STRATEGIES: dict[str, tuple[str, dict[str, str]]] = {
-    "jd": ("JDStrategy", {}),
-    "jd_ddp": ("JDDDPStrategy", {"start_method": "popen"}),
-    "jd_ddp_spawn": ("JDDDPStrategy", {"start_method": "spawn"}),
-    "jd_ddp_fork": ("JDDDPStrategy", {"start_method": "fork"}),
-    "jd_ddp_notebook": ("JDDDPStrategy", {"start_method": "fork"}),
-}
+Names = Mapping[str, tuple[str, dict[str, str]]]
 
 
-def register_strategies() -> None:
-    """Make the names of the strategies known, now or as soon as Lightning is imported.
+def register_strategies(names: Names) -> None:
+    """Make short names of strategies known, now or as soon as Lightning is imported.
+
+    Args:
+        names: A short name to the name of a class in :mod:`lightning_jd.surfaces.strategies` and
+            its arguments.
 
     Example:
-        >>> register_strategies()  # a second call changes nothing
+        >>> import lightning_jd
         >>> from lightning.pytorch.strategies import StrategyRegistry
         >>> "jd" in StrategyRegistry and "jd_ddp" in StrategyRegistry
         True
@@ -46,13 +43,13 @@ def register_strategies() -> None:
     for name in _SURFACES:
         module = sys.modules.get(name)
         if module is not None and hasattr(module, "StrategyRegistry"):
-            _register(module)
+            _register(names, module)
     if not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterImport())
+        sys.meta_path.insert(0, _AfterImport(names))
 
 
-def _register(strategies: ModuleType) -> None:
-    for name, (cls, arguments) in _STRATEGIES.items():
+def _register(names: Names, strategies: ModuleType) -> None:
+    for name, (cls, arguments) in names.items():
         strategies.StrategyRegistry.register(
             name,
             partial(_build, _SURFACES[strategies.__name__], cls),
@@ -67,7 +64,10 @@ def _build(surface: str, cls: str, **arguments: Any) -> Any:
 
 
 class _AfterImport(MetaPathFinder):
-    """Finds nothing itself: lets the other finders work, then has the names registered."""
+    """Finds nothing itself: wraps the loader that the other finders return, to register names."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
 
     @override
     def find_spec(
@@ -80,16 +80,17 @@ class _AfterImport(MetaPathFinder):
                 continue
             spec = finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _Registering(spec.loader)
+                spec.loader = _Registering(spec.loader, self._names)
                 return spec
         return None
 
 
 class _Registering(Loader):
-    """The loader it is given, plus the registration after the module has been executed."""
+    """A loader that registers the names after the module has been executed."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, names: Names) -> None:
         self._loader = loader
+        self._names = names
 
     @override
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -102,4 +103,4 @@ class _Registering(Loader):
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        _register(module)
+        _register(self._names, module)

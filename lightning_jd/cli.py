@@ -1,6 +1,6 @@
 """The command line: ``lightning-jd``, or ``python -m lightning_jd.cli``.
 
-A command is a plain typed function: the signature gives its options, the docstring its help.
+A command is a typed function: its signature defines the options, its docstring the help.
 """
 
 import ast
@@ -48,18 +48,18 @@ COMMANDS: Commands = {
     ),
 }
 
-_INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C has ended
+_INTERRUPTED = 130  # the exit status of a shell after Ctrl-C
 
 
 def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS) -> int:
     """Run one command.
 
     Args:
-        argv: The words after ``lightning-jd``; ``None`` reads them from the shell.
-        commands: What can be run.
+        argv: The arguments after ``lightning-jd``; ``None`` uses those of the shell.
+        commands: The available commands.
 
     Returns:
-        The exit status: 0, 1 after an error that the message explains, 130 after Ctrl-C.
+        The exit status: 0 for success, 1 for an error, 130 after Ctrl-C.
     """
     words = [_underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
     if words[:1] == ["--version"]:
@@ -90,15 +90,15 @@ def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS) -> in
 
 
 def _continues(commands: Commands, words: list[str]) -> str:
-    """What becomes of a command that is interrupted; studies keep their runs."""
+    """The note on an interrupted command; studies keep their finished runs."""
     command = commands.get(words[0]) if words else None
     if isinstance(command, str) and command.startswith("lightning_jd.lab.studies."):
-        return " What is finished is kept: the same command continues."
+        return " Finished runs are kept; run the same command to continue."
     return ""
 
 
 def _underscored(word: str) -> str:
-    """Options are arguments of functions, but ``--batch-size`` is what a shell is used to."""
+    """Turn ``--batch-size`` into ``--batch_size``, the name of a function argument."""
     name, equals, value = word.partition("=")
     return "--" + name[2:].replace("-", "_") + equals + value if name.startswith("--") else word
 
@@ -115,9 +115,9 @@ def _parser(description: str, prog: str | None = None) -> "ArgumentParser":
 
 
 def _add(parser: "ArgumentParser", commands: Commands, words: list[str]) -> Callable[..., None]:
-    """Add the commands to the parser, and the options of the one that the words choose.
+    """Add the commands to the parser, and the options of the selected one.
 
-    Only that one is imported: some need libraries that take seconds.
+    Only the selected command is imported, because some libraries take seconds to import.
     """
     chosen: Callable[..., None] = _nothing
     subcommands = parser.add_subcommands(required=True)
@@ -138,7 +138,7 @@ def _add(parser: "ArgumentParser", commands: Commands, words: list[str]) -> Call
 
 
 def _nothing() -> None:
-    """What runs if the words name no command; the parser has refused them before."""
+    """Placeholder without a command; the parser has already raised an error."""
 
 
 def _docstring(command: str) -> str:
@@ -149,7 +149,7 @@ def _docstring(command: str) -> str:
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return ast.get_docstring(node) or ""
-    raise ImportError(f"The command {command} must be defined where it says, but is not.")
+    raise ImportError(f"The command {command} does not exist.")
 
 
 if __name__ == "__main__":

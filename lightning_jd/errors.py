@@ -1,7 +1,7 @@
-"""The errors of the package, one per remedy.
+"""The exceptions of the package, one class per remedy.
 
-Every message says what must hold, what was found and, unless it is obvious, what to do. Each class
-also inherits the builtin that a caller would expect, so that ``except ValueError`` keeps working.
+Every message states the requirement, the actual value and, unless it is obvious, the remedy. Each
+class also derives from the matching builtin, so ``except ValueError`` works.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 
 class JDError(Exception):
-    """Base of everything that lightning_jd raises on purpose."""
+    """Base class of all exceptions that lightning_jd raises."""
 
 
 class ShapeError(JDError, ValueError):
@@ -17,7 +17,7 @@ class ShapeError(JDError, ValueError):
 
 
 class NonFiniteError(JDError, ValueError):
-    """A loss or gradient is NaN or infinite: find the objective that is named."""
+    """A loss or gradient is NaN or infinite: check the named objective."""
 
 
 class ArgumentError(JDError, ValueError):
@@ -25,15 +25,15 @@ class ArgumentError(JDError, ValueError):
 
 
 class AggregatorError(JDError, ValueError):
-    """An aggregator returned something that is not an update: look at the one that is named."""
+    """An aggregator returned an invalid update: check the named aggregator."""
 
 
 class UnknownNameError(JDError, ValueError):
-    """A name is not registered: choose one of those that are listed."""
+    """A name is not registered: choose one of the listed names."""
 
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str]) -> "UnknownNameError":
-        """Build the message for an unknown ``name`` of some ``kind``, with the nearest known one.
+        """Build the message for an unknown ``name`` of a ``kind``, with the closest known name.
 
         Example:
             >>> print(UnknownNameError.of("aggregator", "upgrd", ["mean", "upgrad"]))
@@ -47,11 +47,11 @@ class UnknownNameError(JDError, ValueError):
 
 
 class MissingDependencyError(JDError, ImportError):
-    """An optional dependency is not installed: install the extra that is named."""
+    """An optional dependency is not installed: install the named extra."""
 
     @classmethod
     def of(cls, what: str, package: str, extra: str) -> "MissingDependencyError":
-        """Build the message for a ``package`` that ``what`` cannot do without.
+        """Build the message for a ``package`` that ``what`` requires.
 
         Example:
             >>> print(MissingDependencyError.of("The table", "rich", "cli"))
@@ -68,12 +68,12 @@ class GraphError(JDError, RuntimeError):
 
 
 class SetupError(JDError, RuntimeError):
-    """Two settings exclude each other, or a surface is used where it cannot work."""
+    """Two settings are incompatible, or a feature is used where it is not supported."""
 
 
 class ReplicaError(JDError, RuntimeError):
-    """The processes of a distributed run hold different parameters: find what changes them."""
+    """The processes of a distributed run hold different parameters: find the cause."""
 
 
 class PeerError(JDError, RuntimeError):
-    """Another process of a distributed run has failed: look at its error, which is quoted."""
+    """Another process of a distributed run has failed: see its error, quoted in the message."""

@@ -158,7 +158,7 @@ def test_an_experiment_that_is_interrupted_can_be_continued(
 ) -> None:
     monkeypatch.setattr("lightning_jd.lab.studies.trajectories.check_matplotlib", interrupted)
     assert cli.main(["trajectories"]) == 130
-    said = "Interrupted. What is finished is kept: the same command continues."
+    said = "Interrupted. Finished runs are kept; run the same command to continue."
     assert capsys.readouterr().err.strip() == said
 
 
@@ -170,7 +170,7 @@ def test_the_words_of_the_shell_are_read(
 
 
 def test_a_command_that_does_not_exist_is_a_mistake_of_ours() -> None:
-    with pytest.raises(ImportError, match=r"errors:nothing must be defined where it says"):
+    with pytest.raises(ImportError, match=r"errors:nothing does not exist"):
         cli.main(["x"], {"x": "lightning_jd.errors:nothing"})
 
 

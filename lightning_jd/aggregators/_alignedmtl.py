@@ -14,7 +14,7 @@ from lightning_jd.aggregators._registry import register
 
 @register
 class AlignedMTL(GramianAggregator):
-    r"""The average of the rows of :math:`J` with all its singular values set to the smallest.
+    r"""The mean of the rows of :math:`J` after all its singular values are set to the smallest.
 
     .. math::
         \mathcal A(J) = \frac1m J^\top w, \qquad
@@ -22,11 +22,11 @@ class AlignedMTL(GramianAggregator):
 
     with :math:`\sigma_{\min}` the smallest non-zero singular value.
 
-    The result depends on what counts as zero, because :math:`\sigma_{\min}` jumps there: an
-    eigenvalue of the Gramian below :math:`10 \sqrt m\, \varepsilon` times the largest does, with
-    :math:`\varepsilon` the machine precision of the dtype of the Gramian (2.2e-16 or 1.2e-7); so
-    singular values are told from zero down to about 1e-7 (float64) or 1e-3 (float32) of the
-    largest. A zero Jacobian gives zero weights.
+    The result depends on the numerical rank, because :math:`\sigma_{\min}` jumps when the rank
+    changes. An eigenvalue of the Gramian below :math:`10 \sqrt m\, \varepsilon` times the largest
+    counts as zero, with :math:`\varepsilon` the machine precision of the dtype of the Gramian. So
+    singular values down to about 1e-7 (float64) or 1e-3 (float32) of the largest are resolved. A
+    zero Jacobian gives zero weights.
 
     Example:
         >>> import torch

@@ -29,8 +29,8 @@ def checked_entries(name: str, entries: PerObjective | None, least: float) -> En
     if not numbers or not all(least < number < math.inf for number in numbers):
         must = "positive" if least == 0 else "finite"
         raise ArgumentError(
-            f"`{name}` must be {must} numbers, one per objective, got {_shown(entries)}. "
-            "Leave an objective out of the losses to ignore it."
+            f"`{name}` must be {must} numbers, one per objective, got {_shown(entries)}. To ignore "
+            "an objective, omit its loss."
         )
     if isinstance(entries, Mapping):
         return dict(zip(map(str, entries), numbers, strict=True))
@@ -50,8 +50,8 @@ def entries_for(name: str, entries: Entries, names: Sequence[str] | None, like: 
     if not isinstance(entries, dict):
         if len(entries) != m:
             raise ShapeError(
-                f"`{name}` must have one entry per objective ({m}), got {len(entries)}. "
-                "Give a dict by name where tasks come and go."
+                f"`{name}` must have one entry per objective ({m}), got {len(entries)}. If the "
+                "tasks change from step to step, pass a dict by task name."
             )
         return _like(like, entries)
     present = [str(i) for i in range(m)] if names is None else names

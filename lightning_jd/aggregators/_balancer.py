@@ -14,11 +14,11 @@ from lightning_jd.errors import ArgumentError, ShapeError
 class Balancer(Method):
     r"""Weights :math:`w` of the losses; the update is the gradient of :math:`\sum_i w_i \ell_i`.
 
-    The weights are numbers: nothing is differentiated through them. Where the paper defines one
-    function :math:`S(\ell)` of all losses instead, :math:`w = \partial S / \partial \ell`.
+    The weights are constants: no gradient flows through them. If the paper defines a scalarization
+    :math:`S(\ell)` instead, :math:`w = \partial S / \partial \ell`.
 
-    A subclass defines :meth:`balance`. Of a matrix of losses (instance and task) it sees the mean
-    loss of each task, and the weight of a task is spread over its instances.
+    A subclass defines :meth:`balance`. For a matrix of losses (instance and task) it receives the
+    mean loss of each task, and the weight of a task is divided equally among its instances.
     """
 
     uses_values: bool = True
@@ -34,7 +34,7 @@ class Balancer(Method):
 
     @torch.no_grad()
     def weigh(self, step: Step) -> Tensor:
-        """The weights of one step of training, in the dtype and on the device of the losses."""
+        """The weights of one training step, in the dtype and on the device of the losses."""
         losses = step.losses(type(self).__name__)
         if step.kind == "instances_tasks":
             k = step.columns
@@ -47,7 +47,7 @@ class Balancer(Method):
         return weights.to(step.values)
 
     def weights(self, values: Tensor) -> Tensor:
-        """The weights of losses whose positions are their names.
+        """The weights of losses that are named by position.
 
         Args:
             values: The losses, shape ``(m,)``.

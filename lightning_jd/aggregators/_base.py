@@ -1,4 +1,4 @@
-"""What an aggregator is, and the properties that it may claim."""
+"""The base classes of aggregators, and the properties that an aggregator can claim."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from lightning_jd.linalg import (
 
 
 class Property(Enum):
-    r"""What an aggregator :math:`\mathcal A` may promise for every Jacobian :math:`J`.
+    r"""A property that an aggregator :math:`\mathcal A` has for every Jacobian :math:`J`.
 
-    For a random aggregator the equalities hold for the same random draw on both sides, and the
-    inequality holds with probability one.
+    For a random aggregator, equalities hold for the same draw on both sides, and the inequality
+    holds with probability one.
     """
 
     NON_CONFLICTING = "non-conflicting"
@@ -34,27 +34,27 @@ class Property(Enum):
     LINEAR_UNDER_SCALING = "linear under scaling"
     r""":math:`c \mapsto \mathcal A(\operatorname{diag}(c) J)` is linear in :math:`c \succ 0`."""
     WEIGHTED = "weighted"
-    r""":math:`\mathcal A(J) = J^\top w` for some :math:`w`: it is in the span of the rows."""
+    r""":math:`\mathcal A(J) = J^\top w` for some :math:`w`: a linear combination of the rows."""
     PERMUTATION_INVARIANT = "permutation invariant"
     r""":math:`\mathcal A(P J) = \mathcal A(J)` for every permutation :math:`P` of the rows."""
 
 
 class Method(nn.Module, ABC):
-    """What turns several losses into one update: an :class:`Aggregator` or a :class:`Balancer`.
+    """Base class of :class:`Aggregator` and :class:`Balancer`: combines losses into one update.
 
-    Arguments of the constructor are numbers, strings or sequences, kept under the same name. The
-    decorator :func:`~lightning_jd.aggregators.register` gives it a ``name`` by which it can be
-    chosen.
+    Constructor arguments are numbers, strings or sequences, stored as attributes of the same name.
+    The decorator :func:`~lightning_jd.aggregators.register` assigns the ``name`` under which
+    :func:`~lightning_jd.aggregators.resolve` finds it.
 
     Attributes:
-        name: By which it can be chosen; empty if it is not registered.
-        uses_values: Whether it reads the losses, and not only their gradients.
-        halves: Whether it needs two independent samples of every task, see
+        name: The registered name; empty if the class is not registered.
+        uses_values: Whether it reads the loss values, not only their gradients.
+        halves: Whether it requires two independent samples of each task, see
             :class:`~lightning_jd.aggregators._halves.Halves`.
-        at_features: Whether its Gramian is that of gradients at the features instead of at the
+        at_features: Whether it uses the Gramian of the gradients at the features instead of the
             parameters.
-        features: What the features are: an activation, or the name of a module; ``None`` for the
-            activations where tasks part.
+        features: The features: an activation, or the name of a module; ``None`` for the activations
+            where the tasks branch.
     """
 
     name: ClassVar[str] = ""
@@ -62,32 +62,32 @@ class Method(nn.Module, ABC):
     halves: bool = False
     at_features: bool = False
     features: str | Tensor | None = None
-    #: Whether it asks code that is not ours, whose answers are always looked at.
+    #: Whether it calls code outside this package, whose results are always checked.
     is_foreign: bool = False
 
     @property
     def label(self) -> str:
-        """What messages call it: its name, or that of its class if it is not registered."""
+        """The name in messages: the registered name, or else the class name."""
         return self.name or type(self).__name__
 
     def ask_like(self, other: Method) -> None:
-        """Be asked in the way of another method, which answers inside of this one."""
+        """Copy the flags of a wrapped method, which does the computation."""
         self.is_foreign = other.is_foreign
         self.at_features, self.features = other.at_features, other.features
 
     def turn(self) -> Method:
-        """Whom to ask in the next step; every process asks this once per step."""
+        """The method to use in the next step; every process calls this once per step."""
         return self
 
     def reset(self) -> None:  # most methods keep nothing
-        """Forget what was kept between steps, for a new run."""
+        """Reset the state, for a new run."""
 
     def end_epoch(self) -> None:  # most methods do not know epochs
-        """An epoch is over; the callback says so, and in a loop of your own you do."""
+        """Signal the end of an epoch. The callback calls this; in your own loop, you do."""
 
     @override
     def extra_repr(self) -> str:
-        """The arguments of the constructor, as far as they are kept."""
+        """The constructor arguments that are stored as attributes."""
         kept = (name for name in signature(type(self)).parameters if hasattr(self, name))
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in kept)
 
@@ -95,18 +95,18 @@ class Method(nn.Module, ABC):
 class Aggregator(Method):
     """Maps a Jacobian ``(m, n)``, one row per objective, to one direction ``(n,)``.
 
-    A subclass defines :meth:`aggregate`, and claims its ``properties``. If it wants to know more
-    than the rows (names, losses), or keeps a state, it defines :meth:`combine`.
+    A subclass defines :meth:`aggregate` and declares its ``properties``. If it also needs task
+    names or losses, or has a state, it also defines :meth:`combine`.
     """
 
     properties: ClassVar[frozenset[Property]] = frozenset()
 
     @abstractmethod
     def aggregate(self, jacobian: Tensor) -> Tensor:
-        """Combine the rows of ``jacobian`` ``(m, n)`` to ``(n,)``; its shape has been checked."""
+        """Combine the rows of ``jacobian`` ``(m, n)`` into ``(n,)``; its shape has been checked."""
 
     def combine(self, jacobian: Tensor, step: Step) -> Tensor:
-        """The direction ``(n,)`` of one step of training.
+        """The direction ``(n,)`` of one training step.
 
         Args:
             jacobian: The rows, shape ``(m, n)``.
@@ -127,13 +127,13 @@ class Aggregator(Method):
 class GramianAggregator(Aggregator):
     r"""An aggregator :math:`J^\top w(G)` whose weights depend on the Gramian only.
 
-    A subclass defines :meth:`weights`. Because :math:`G = J J^\top` is all it needs, it works
-    without the Jacobian ever being stored. If it wants to know more (names, losses), or keeps a
-    state, it defines :meth:`weigh`.
+    A subclass defines :meth:`weights`. It requires only :math:`G = J J^\top`, so the Jacobian is
+    never stored. If it also needs task names or losses, or has a state, it also defines
+    :meth:`weigh`.
 
     Attributes:
-        reads_gramian: Whether the weights depend on the entries of the Gramian. Where they do not,
-            nobody has to wait for these.
+        reads_gramian: Whether the weights depend on the entries of the Gramian. If not, a step does
+            not wait for the device to compute them.
     """
 
     reads_gramian: bool = True
@@ -154,7 +154,7 @@ class GramianAggregator(Aggregator):
         """
 
     def weigh(self, gramian: Tensor, step: Step) -> Tensor:
-        """The weights of one step of training; shapes and errors as in :meth:`weights`.
+        """The weights of one training step; shapes and errors as in :meth:`weights`.
 
         Args:
             gramian: The Gramian of the rows.

@@ -19,12 +19,12 @@ class CAGrad(GramianAggregator):
         \mathcal A(J) \in \operatorname*{arg\,max}_{\lVert d - \bar g \rVert \le c \lVert \bar g
         \rVert} \min_i\, g_i^\top d, \qquad \bar g = \frac1m \sum_i g_i,
 
-    with :math:`g_i` the rows of :math:`J`. ``c=0`` is :class:`~lightning_jd.aggregators.Mean`.
-    At Pareto-stationary points many directions may be best; the answer is then the one that is
-    nearest to the mean. See :func:`~lightning_jd.linalg.cagrad_weights` for how this is decided.
+    with :math:`g_i` the rows of :math:`J`. ``c=0`` is :class:`~lightning_jd.aggregators.Mean`. At
+    Pareto-stationary points the maximiser may not be unique; the result is then the one nearest to
+    the mean. See :func:`~lightning_jd.linalg.cagrad_weights` for the criterion.
 
     Args:
-        c: Radius of the ball relative to the mean, at least 0 and less than 1.
+        c: Radius of the ball relative to the norm of the mean, in [0, 1).
 
     Raises:
         ArgumentError: If ``c`` is outside its range.

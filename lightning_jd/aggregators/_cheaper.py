@@ -13,17 +13,18 @@ from lightning_jd.errors import ArgumentError
 def with_cheaper_weights(
     method: Method, weights_from: str | Tensor = "parameters", weights_every: int = 1
 ) -> Method:
-    """Wrap a method so that its weights cost less: from features, or not in every step.
+    """Wrap a method so that its weights cost less: from features, or every n-th step only.
 
     Args:
         method: The method.
-        weights_from: ``"parameters"``, for the method itself; ``"features"``, for the gradients at
-            the activations where tasks part; or the features themselves: the name of a module, a
-            pattern of names, or an activation. See :class:`FromFeatures`.
-        weights_every: The number of steps for which weights are kept. See :class:`WeightsEvery`.
+        weights_from: ``"parameters"`` for the method itself; ``"features"`` for the gradients at
+            the activations where the tasks branch; or the features themselves: a module name, a
+            name pattern, or an activation. See :class:`FromFeatures`.
+        weights_every: The number of steps between two computations of the weights. See
+            :class:`WeightsEvery`.
 
     Raises:
-        ArgumentError: If the method has no weights that could come from less.
+        ArgumentError: If the method does not compute weights from gradients.
 
     Example:
         >>> from lightning_jd.aggregators import resolve
@@ -49,6 +50,6 @@ def _weighted(argument: str, method: Method) -> GramianAggregator:
     if isinstance(method, GramianAggregator) and not method.halves:
         return method
     raise ArgumentError(
-        f"`{argument}` must come with an aggregator that is weighted, and by one sample, got "
-        f"{method.label}. Leave it out, or choose for instance 'upgrad'."
+        f"`{argument}` requires an aggregator that computes weights from one sample, got "
+        f"{method.label}. Remove the argument, or choose for instance 'upgrad'."
     )

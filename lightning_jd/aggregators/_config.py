@@ -27,15 +27,16 @@ class ConFIG(GramianAggregator):
         u = \frac{U^+ p}{\lVert U^+ p \rVert},
 
     with :math:`U` the rows scaled to norm one and :math:`U^+` its pseudo-inverse. If the rows are
-    independent, the cosine of the update with row i is proportional to :math:`p_i`, and none
-    conflicts. If they are not, equal cosines may be impossible; then they are so in the sense of
-    least squares, and rows may conflict. :math:`U^+ p = U^\top (U U^\top)^+ p`, so the Gramian is
-    enough. Eigenvalues of :math:`U U^\top` of at most :math:`10 \sqrt m\, \varepsilon` times the
-    largest count as zero, with :math:`\varepsilon` the machine precision of the Gramian's type.
+    linearly independent, the cosine between the update and row i is proportional to :math:`p_i`,
+    and no row conflicts. Otherwise such cosines may not exist; the update then fits them in the
+    least-squares sense, and rows may conflict. :math:`U^+ p = U^\top (U U^\top)^+ p`, so the
+    Gramian suffices. Eigenvalues of :math:`U U^\top` of at most :math:`10 \sqrt m\, \varepsilon`
+    times the largest count as zero, with :math:`\varepsilon` the machine precision of the Gramian's
+    type.
 
     Args:
-        preference: :math:`p`, one positive number per objective, in their
-            order or by name; ``None`` is the same for all.
+        preference: :math:`p`, one positive number per objective, in order or by name; ``None`` is
+            equal preference.
 
     Raises:
         ArgumentError: If a preference is not positive.

@@ -15,7 +15,7 @@ from lightning_jd.errors import ArgumentError, ShapeError
 
 @register
 class Constant(GramianAggregator):
-    r"""The sum of the rows with given weights: gradient descent on the weighted sum of the losses.
+    r"""The weighted sum of the rows: gradient descent on a weighted sum of the losses.
 
     .. math::
         \mathcal A(J) = J^\top w
@@ -24,8 +24,8 @@ class Constant(GramianAggregator):
         weights: :math:`w`, one finite number per objective, of any sign.
 
     Raises:
-        ArgumentError: If there is no weight, or one is not finite.
-        ShapeError: When called, if there is not one weight per objective.
+        ArgumentError: If ``weights`` is empty, or an entry is not finite.
+        ShapeError: When called, if the number of weights differs from the number of objectives.
 
     Example:
         >>> import torch

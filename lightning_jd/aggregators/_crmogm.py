@@ -22,18 +22,19 @@ class CRMOGM(StatefulGramianAggregator):
         \mathcal A(J_t) = J_t^\top \lambda_t, \qquad
         \lambda_t = \alpha \lambda_{t-1} + (1 - \alpha)\, w(G_t)
 
-    with :math:`w` the weights of another aggregator. A task begins with the weight of its first
-    step. What the other one promises for a single step does not hold for the average; it is
-    weighted, and nothing else is claimed.
+    with :math:`w` the weights of the wrapped aggregator. The average of a task starts at its first
+    weight. The guarantees of the wrapped aggregator for a single step do not carry over to the
+    average, so the only claimed property is that the update is a weighted sum of the rows.
 
     Args:
-        aggregator: The other one, which must be weighted: a name, a dict with name and arguments,
-            or an object.
-        alpha: Share of the past, from 0 (the other one itself) to 1 (the weights of the first
+        aggregator: The wrapped aggregator, which must compute weights: a name, a dict with a name
+            and arguments, or an object.
+        alpha: Decay factor, from 0 (the wrapped aggregator itself) to 1 (the weights of the first
             step).
 
     Raises:
-        ArgumentError: If ``alpha`` is not from 0 to 1, or the other one is not weighted.
+        ArgumentError: If ``alpha`` is not in [0, 1], or the wrapped aggregator does not compute
+            weights.
 
     Example:
         >>> import torch
@@ -59,7 +60,7 @@ class CRMOGM(StatefulGramianAggregator):
         inner = resolve(aggregator)
         if not isinstance(inner, GramianAggregator):
             raise ArgumentError(
-                "`aggregator` must be weighted, so that there are weights to average, got "
+                "`aggregator` must compute weights, which CRMOGM averages, got "
                 f"{type(inner).__name__}. Choose for instance 'upgrad'."
             )
         self.aggregator = inner
@@ -78,16 +79,16 @@ class CRMOGM(StatefulGramianAggregator):
 
     @override
     def reset(self) -> None:
-        """Forget everything, also what the other aggregator keeps."""
+        """Reset the state, including that of the wrapped aggregator."""
         super().reset()
         self.aggregator.reset()
 
     @override
     def end_epoch(self) -> None:
-        """Tell the other aggregator."""
+        """Forward the call to the wrapped aggregator."""
         self.aggregator.end_epoch()
 
     @override
     def extra_repr(self) -> str:
-        """The share of the past; the other aggregator is shown below."""
+        """The decay factor; torch shows the wrapped aggregator below it."""
         return f"alpha={self.alpha}"

@@ -16,22 +16,22 @@ from lightning_jd.aggregators._step import Step
 
 @register
 class DBMTL(StatefulAggregator):
-    r"""Dual-balancing: scale-invariant losses, and gradients that are made as long as the longest.
+    r"""Dual-balancing: logarithms of losses, and gradients rescaled to the longest one.
 
     .. math::
         \mathcal A(J) = \max_k \lVert y_k \rVert \sum_{i=1}^{m} \frac{y_i}{\lVert y_i \rVert},
         \qquad y_i \leftarrow \beta_t\, y_i + (1 - \beta_t)\, \nabla \log \ell_i, \qquad
         \beta_t = \beta / t^\sigma
 
-    The gradient of :math:`\log \ell_i` is :math:`g_i / \ell_i`. The :math:`y_i` begin with zero.
-    A task whose :math:`y_i` is zero is left out. It needs the rows, and keeps one per task, (m, n)
-    numbers.
+    The gradient of :math:`\log \ell_i` is :math:`g_i / \ell_i`. The :math:`y_i` start at zero. A
+    task with :math:`y_i = 0` is ignored. It requires the Jacobian and stores one row per task, (m,
+    n) numbers.
 
-    Called with a Jacobian alone, all losses count as one.
+    Called with a Jacobian only, it takes all losses to be 1.
 
     Args:
-        beta: Share of the past, at least 0 and less than 1.
-        sigma: How fast it decays with the number of steps, not negative.
+        beta: Decay factor of the moving average, in [0, 1).
+        sigma: Decay exponent of ``beta`` over the steps; not negative.
 
     Raises:
         ArgumentError: If an argument is out of its range; when called, if a loss is not positive.

@@ -21,27 +21,27 @@ from lightning_jd.linalg import check_semidefinite, check_square, dual_cone_solu
 
 @register
 class DualProj(GramianAggregator):
-    r"""The average of the rows of :math:`J`, projected onto the dual cone of the rows.
+    r"""The mean of the rows of :math:`J`, projected onto the dual cone of the rows.
 
     .. math::
         \mathcal A(J) = \pi_J(J^\top p), \qquad
         \pi_J(g) = \operatorname*{arg\,min}_{d \,:\, J d \succeq 0} \lVert d - g \rVert .
 
     Its weights minimise :math:`v^\top H v` over :math:`v \succeq p`, with :math:`H = G = J J^\top`,
-    or :math:`H = G / \operatorname{tr} G + \text{reg}\, I`. The properties are those of ``reg=0``;
-    see :class:`~lightning_jd.aggregators.UPGrad` for what ``reg`` concedes.
+    or :math:`H = G / \operatorname{tr} G + \text{reg}\, I`. The claimed properties hold for
+    ``reg=0``; :class:`~lightning_jd.aggregators.UPGrad` states the bound for ``reg > 0``.
 
     Args:
-        preference: :math:`p`, one positive number per objective, in their
-            order or by name; ``None`` is 1/m each.
-        reg: Regularisation relative to the trace of the Gramian; 0 is the definition of the paper.
-        solver: ``"auto"``, ``"batched"``, or the name of a solver of ``qpsolvers``.
-        tolerance: The residual up to which a program counts as solved, on the scale where all
-            gradients have norm 1. ``None`` follows the precision of the Gramian: 1e-12 for float64,
-            1e-6 for others; 0 is exact. With up to 64 objectives it is always exact.
+        preference: :math:`p`, one positive number per objective, in order or by name; ``None`` is
+            1/m each.
+        reg: Regularisation relative to the trace of the Gramian; 0 is the definition in the paper.
+        solver: ``"auto"``, ``"batched"``, or the name of a ``qpsolvers`` solver.
+        tolerance: The KKT residual at which a quadratic program counts as solved, for gradients
+            scaled to norm 1. ``None`` depends on the dtype of the Gramian: 1e-12 for float64, 1e-6
+            otherwise; 0 solves exactly. Up to 64 objectives are always solved exactly.
 
     Attributes:
-        residual: The residual that the last weights reached; ``None`` before the first.
+        residual: The KKT residual of the last weights; ``None`` before the first call.
 
     Raises:
         ArgumentError: If a preference is not positive, or ``reg`` or ``tolerance`` is negative.

@@ -20,12 +20,12 @@ class DWA(Stateful, Balancer):
         r_i = \frac{\bar\ell_i^{(t-1)}}{\bar\ell_i^{(t-2)}}
 
     with :math:`\bar\ell_i^{(t)}` the mean of loss i over epoch t. In the first two epochs, and for
-    a task that has not been there in both, :math:`r_i = 1`; so weights begin with 1 each.
+    a task that was absent in one of the last two, :math:`r_i = 1`. So all weights start at 1.
 
-    The callback tells where an epoch ends. In a loop of your own, call :meth:`end_epoch`.
+    The callback signals the end of an epoch. In your own loop, call :meth:`end_epoch`.
 
     Args:
-        temperature: T, positive; large values make the weights equal.
+        temperature: :math:`T`, positive; large values give nearly equal weights.
 
     Raises:
         ArgumentError: If the temperature is not positive and finite.
@@ -59,7 +59,7 @@ class DWA(Stateful, Balancer):
 
     @override
     def end_epoch(self) -> None:
-        """The losses since the last call were those of one epoch."""
+        """Close an epoch: average the losses since the last call."""
         for memory in self._memories.values():
             _turn(memory)
 

@@ -12,7 +12,8 @@ from lightning_jd.aggregators._step import Step
 class Equal(Balancer):
     r"""The mean of the losses: :math:`w_i = 1/m`.
 
-    The update is that of :class:`~lightning_jd.aggregators.Mean`, at the price of plain training.
+    The update equals that of :class:`~lightning_jd.aggregators.Mean`, at the cost of plain
+    training.
 
     Example:
         >>> import torch

@@ -15,7 +15,7 @@ from lightning_jd.aggregators._step import Step
 
 @register
 class ExcessMTL(StatefulAggregator):
-    r"""Weights that grow with the excess risk of a task, which is estimated from its gradient.
+    r"""Weights that grow with the excess risk of a task, estimated from its gradient.
 
     .. math::
         \mathcal A(J) = J^\top w, \qquad
@@ -24,15 +24,15 @@ class ExcessMTL(StatefulAggregator):
         e_i = \sum_{j} \frac{g_{ij}^2}{\sqrt{h_{ij}}},
 
     with :math:`h_{ij}` the sum of the squares of :math:`g_{ij}` over all steps, and
-    :math:`\bar e_i` the mean of :math:`e_i` over the first ``warmup`` steps of task i. Weights
-    begin with 1/m and stay so during the warm-up.
+    :math:`\bar e_i` the mean of :math:`e_i` over the first ``warmup`` steps of task i. The weights
+    stay at 1/m during the warm-up.
 
-    It needs the rows, and keeps :math:`h`, (m, n) numbers.
+    It requires the Jacobian and stores :math:`h`, (m, n) numbers.
 
     Args:
         step_size: :math:`\eta`, positive.
-        warmup: Steps in which the scale of each task is found, at least 1. (The paper takes three
-            epochs.)
+        warmup: The number of steps that estimate the scale of each task; at least 1. (The paper
+            uses three epochs.)
 
     Raises:
         ArgumentError: If an argument is out of its range.
@@ -40,7 +40,7 @@ class ExcessMTL(StatefulAggregator):
     Example:
         >>> method = ExcessMTL()
         >>> _ = method(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
-        >>> method(torch.tensor([[0.0, 0.0], [0.0, 1.0]]))  # the first task has arrived
+        >>> method(torch.tensor([[0.0, 0.0], [0.0, 1.0]]))  # the first task has converged
         tensor([0.0000, 0.6698])
 
     References:

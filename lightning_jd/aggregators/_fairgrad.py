@@ -19,17 +19,17 @@ class FairGrad(GramianAggregator):
     .. math::
         \mathcal A(J) = J^\top w, \qquad G w = w^{-1/\alpha} \text{ (element-wise)}, \quad w \succ 0
 
-    For :math:`\alpha = 1` it has the direction of :class:`~lightning_jd.aggregators.NashMTL`; as
-    :math:`\alpha` grows, the least improvement counts more and more. The equation is the optimality
-    condition of a convex program, which is solved by damped Newton steps for rows scaled to norm
-    one. If no direction improves all objectives (the point is Pareto stationary, or a row is zero)
-    there is no solution, and the update is zero; the threshold is that of Nash-MTL.
+    For :math:`\alpha = 1` the direction is that of :class:`~lightning_jd.aggregators.NashMTL`; a
+    larger :math:`\alpha` emphasises the smallest improvement. The equation is the optimality
+    condition of a convex program, which damped Newton steps solve for rows scaled to norm one. If
+    no direction improves all objectives (a Pareto-stationary point, or a zero row), there is no
+    solution and the update is zero; the threshold is that of Nash-MTL.
 
-    The length of the update is not that of the gradients: gradients t times as long give an update
-    :math:`t^{(1 - \alpha) / (1 + \alpha)}` times as long.
+    The update does not scale linearly: scaling all gradients by :math:`t` scales it by
+    :math:`t^{(1 - \alpha) / (1 + \alpha)}`.
 
     Args:
-        alpha: Positive.
+        alpha: The fairness parameter :math:`\alpha`; positive.
 
     Raises:
         ArgumentError: If ``alpha`` is not positive and finite.

@@ -24,19 +24,19 @@ class FAMO(Stateful, Balancer):
         w_i = c\, \frac{z_i}{\ell_i - b_i}, \qquad z = \operatorname{softmax}(\xi), \qquad
         \frac1c = \sum_{i=1}^{m} \frac{z_i}{\ell_i - b_i},
 
-    a convex combination of the losses. The logits :math:`\xi` begin with 0. After a step that
-    changed the losses by :math:`\delta_i = \log(\ell_i^{\text{before}} - b_i) -
-    \log(\ell_i^{\text{after}} - b_i)`, an Adam of their own goes along :math:`\sum_i z_i \delta_i`
-    downwards: tasks that improved less get more weight.
+    a convex combination of the losses. The logits :math:`\xi` start at 0. After a step that changed
+    the losses by :math:`\delta_i = \log(\ell_i^{\text{before}} - b_i) - \log(\ell_i^{\text{after}}
+    - b_i)`, a separate Adam minimises :math:`\sum_i z_i \delta_i` over :math:`\xi`: tasks that
+    improved less get more weight.
 
-    The losses after a step are read from the next one, so no forward pass is added; they are those
-    of the next batch. (The original code computes the losses of the same batch once more.) A task
-    that is absent compares with the last time it was there.
+    The losses after a step are those of the next batch, which avoids an extra forward pass. (The
+    original code evaluates the same batch again.) A task that was absent is compared with its last
+    occurrence.
 
     Args:
-        lr: The learning rate of that Adam, positive.
-        weight_decay: Pulls the logits to zero, not negative.
-        lower_bounds: :math:`b_i` by name; 0 for those without one.
+        lr: Learning rate of that Adam; positive.
+        weight_decay: Weight decay of the logits; not negative.
+        lower_bounds: :math:`b_i` by task name; 0 by default.
 
     Raises:
         ArgumentError: If an argument is out of its range; when called, if a loss is not above its

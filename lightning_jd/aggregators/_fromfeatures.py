@@ -15,36 +15,37 @@ from lightning_jd.errors import ArgumentError, GraphError
 
 @register
 class FromFeatures(GramianAggregator):
-    r"""The weights that another aggregator gives for the gradients at the features.
+    r"""Weights of another aggregator, computed from the gradients at the shared features.
 
     .. math::
         \mathcal A(J) = J^\top w(J_z J_z^\top), \qquad J_z = \partial \ell / \partial z
 
-    The features :math:`z` are the activations through which tasks reach what they share, found in
-    the graph of the losses. Their gradients need a backward pass of each head only; then one
-    ordinary backward pass of the weighted losses gives the update of all parameters. So k tasks
-    cost little more than one. What the other aggregator promises holds for the features, not for
-    the parameters; it is weighted, and nothing else is claimed.
+    The features :math:`z` are the activations where the tasks branch, found in the autograd graph.
+    Their gradients require a backward pass through each head only; one ordinary backward pass of
+    the weighted losses then gives the update of all parameters. So k tasks cost little more than
+    one. The guarantees of the wrapped aggregator hold for the gradients at the features, not for
+    those at the parameters, so the only claimed property is that the update is a weighted sum of
+    the rows.
 
-    In training only: called with a Jacobian or Gramian, it is the other aggregator.
+    This applies in training only: called with a Jacobian or Gramian, it equals the wrapped
+    aggregator.
 
     Args:
-        aggregator: The other one, which must be weighted: a name, a dict with name and arguments,
-            or an object.
-        features: ``None`` to find the activations where tasks part; the name of a module, or a
-            pattern of names, for the results of its last operations with a parameter; or, in a loop
-            of your own, an activation of this step.
+        aggregator: The wrapped aggregator, which must compute weights: a name, a dict with a name
+            and arguments, or an object.
+        features: ``None`` for the activations where the tasks branch; the name (or a name pattern)
+            of a module, for its output; or, in your own loop, an activation of this step.
 
     Raises:
-        ArgumentError: If the other one is not weighted, or needs two samples.
+        ArgumentError: If the wrapped aggregator does not compute weights, or requires two samples.
 
     Example:
         >>> FromFeatures("mgda").aggregator
         MGDA()
 
     References:
-        Sener and Koltun, *Multi-Task Learning as Multi-Objective Optimization*, NeurIPS 2018, who
-        do so for MGDA.
+        Sener and Koltun, *Multi-Task Learning as Multi-Objective Optimization*, NeurIPS 2018, which
+        proposes this for MGDA.
     """
 
     properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
@@ -59,8 +60,8 @@ class FromFeatures(GramianAggregator):
         inner = resolve(aggregator)
         if not isinstance(inner, GramianAggregator) or inner.halves:
             raise ArgumentError(
-                "`aggregator` must be weighted, and by one sample, so that it can be asked about "
-                f"features, got {inner.label}. Choose for instance 'upgrad'."
+                f"`aggregator` must compute weights from one sample, got {inner.label}. Choose for "
+                "instance 'upgrad'."
             )
         self.aggregator = inner
         self.ask_like(inner)
@@ -77,17 +78,17 @@ class FromFeatures(GramianAggregator):
 
     @override
     def reset(self) -> None:
-        """Forget what the other aggregator keeps."""
+        """Reset the state of the wrapped aggregator."""
         self.aggregator.reset()
 
     @override
     def end_epoch(self) -> None:
-        """Tell the other aggregator."""
+        """Forward the call to the wrapped aggregator."""
         self.aggregator.end_epoch()
 
     @override
     def extra_repr(self) -> str:
-        """The features; the other aggregator is shown below."""
+        """The features; torch shows the wrapped aggregator below them."""
         if isinstance(self.features, Tensor):
             return f"features={tuple(self.features.shape)}"
         return "" if self.features is None else f"features={self.features!r}"
@@ -101,8 +102,8 @@ def _check_overlap(gramian: Tensor) -> None:
     apart = gramian - torch.diag(gramian.diagonal())
     if len(gramian) > 1 and not bool(apart.any()) and bool((gramian.diagonal() > 0).all()):
         raise GraphError(
-            "Weights from features must find activations that several tasks depend on, got some at "
-            "which tasks part only at their losses: no two gradients have an entry in common (as "
-            "for columns of one output). Give every task a head of its own, name a module before, "
-            "or take the weights from the parameters."
+            "Weights from features require activations that several tasks depend on, but here the "
+            "tasks branch only at their losses: no two gradients have a common non-zero entry (as "
+            "for columns of one output). Give each task its own head, name an earlier module, or "
+            "compute the weights from the parameters."
         )

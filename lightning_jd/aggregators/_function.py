@@ -17,7 +17,7 @@ from lightning_jd.aggregators._base import (
 class FromFunction(GramianAggregator):
     r"""The aggregator :math:`J^\top w(G)` of any function :math:`w` of the Gramian.
 
-    It has no name and no state; for these, write a class and register it.
+    It has neither a name nor a state; for these, write a class and register it.
 
     Args:
         function: Takes a Gramian ``(m, m)``, returns weights ``(m,)``.

@@ -15,8 +15,8 @@ class GLS(Balancer):
     .. math::
         S(\ell) = \Bigl(\prod_{i=1}^{m} \ell_i\Bigr)^{1/m}, \qquad w_i = \frac{S(\ell)}{m\, \ell_i}
 
-    Its direction is that of :class:`~lightning_jd.aggregators.LogLosses`: a loss times a positive
-    constant gives the same direction. Its length is that of the losses.
+    It has the direction of :class:`~lightning_jd.aggregators.LogLosses`, so rescaling a loss does
+    not change the direction. Its length scales with the losses.
 
     Raises:
         ArgumentError: When called, if a loss is not positive.

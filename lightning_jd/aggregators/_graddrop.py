@@ -14,7 +14,7 @@ from lightning_jd.linalg import check_finite
 
 @register
 class GradDrop(OwnGenerator, Aggregator):
-    r"""For each coordinate, the sum of the entries of one random sign.
+    r"""For each coordinate, the sum of the entries of one randomly chosen sign.
 
     With :math:`J^+_j` and :math:`J^-_j` the sums of the positive and of the negative entries of
     column :math:`j`, independently for each coordinate,
@@ -26,16 +26,16 @@ class GradDrop(OwnGenerator, Aggregator):
         P_j = \frac{J^+_j}{J^+_j - J^-_j}
             = \frac12 \left(1 + \frac{\sum_i J_{ij}}{\sum_i |J_{ij}|}\right) .
 
-    It is not weighted: it needs the Jacobian itself, so a step costs m backward passes and the
-    memory of ``(m, n)``.
+    The update is not a weighted sum of the rows, so it requires the Jacobian: ``(m, n)`` numbers,
+    and one backward pass per task.
 
-    The generator of the aggregator draws one number per call, the seed of a generator on the device
-    of the Jacobian, which draws n numbers there. So nothing of size n is drawn on the host, the
-    state is the same small tensor on every device, and a run is reproducible on each kind of
-    device, but the numbers of a CPU and of an accelerator differ.
+    Per call, the generator of the aggregator draws one seed, for a generator on the device of the
+    Jacobian that draws n numbers. So nothing of size n is drawn on the host, and the state is the
+    same small tensor on every device. Runs are reproducible on each device type, but a CPU and an
+    accelerator draw different numbers.
 
     Args:
-        seed: Start of the random stream, which is saved in the state dict.
+        seed: Seed of the random generator, whose state is part of the state dict.
 
     Example:
         >>> import torch

@@ -17,27 +17,28 @@ from lightning_jd.aggregators._step import Step
 
 @register
 class GradNorm(StatefulGramianAggregator):
-    r"""Weights that are learned, so that tasks which lag behind get longer gradients.
+    r"""Learned weights that give slower tasks longer gradients.
 
-    With :math:`n_i = w_i \lVert g_i \rVert`, their mean :math:`\bar n`, and
-    :math:`r_i` the loss of task i relative to its first one, divided by the mean of these ratios,
-    the weights go downwards along the gradient of
+    With :math:`n_i = w_i \lVert g_i \rVert`, their mean :math:`\bar n`, and :math:`r_i` the loss of
+    task i relative to its first one, divided by the mean of these ratios, the weights descend along
+    the gradient of
 
     .. math:: \sum_{i=1}^{m} \bigl| n_i - \bar n\, r_i^{\alpha} \bigr|,
 
-    where :math:`\bar n\, r_i^\alpha` counts as constant. The update of a step uses the weights
-    before they are changed; they begin with 1.
+    where :math:`\bar n\, r_i^\alpha` is treated as constant. A step uses the weights before their
+    update; they start at 1.
 
-    Variant: weights are :math:`m \operatorname{softmax}(s)`, which keeps them positive and their
-    sum m, as in LibMTL (the paper divides by their sum after each step); :math:`s` is learned by an
-    Adam of its own, part of the state dict; norms are those of all aggregated parameters (the paper
-    takes the last shared layer: set ``params`` to it). Losses must not be negative.
+    Three details differ from the paper. The weights are :math:`m \operatorname{softmax}(s)`, as in
+    LibMTL, which keeps them positive with sum m (the paper normalises after each step). A separate
+    Adam learns :math:`s`; its state is part of the state dict. The norms cover all aggregated
+    parameters (the paper uses the last shared layer: set ``params`` to it). Losses must not be
+    negative.
 
-    Called with a Jacobian or Gramian alone, all losses count as one.
+    Called with a Jacobian or Gramian only, it takes all losses to be 1.
 
     Args:
-        alpha: How strongly tasks are pulled to a common rate, not negative.
-        lr: The learning rate of that Adam, positive.
+        alpha: Strength of the pull toward a common training rate; not negative.
+        lr: Learning rate of that Adam; positive.
 
     Raises:
         ArgumentError: If an argument is out of its range.

@@ -19,10 +19,10 @@ _MOST_ALIKE = 1 - 1e-6  # rows cannot be turned onto one another with finite wei
 
 @register
 class GradVac(StatefulGramianAggregator, OwnGenerator):
-    r"""Gradient Vaccine: sum of the rows, each turned until its cosines reach their targets.
+    r"""Gradient Vaccine: the sum of the rows, each rotated until its cosines reach their targets.
 
-    Row :math:`g_i` visits the others in random order. With :math:`\phi` the cosine of :math:`g_i`,
-    as it has become, and :math:`g_j`, and :math:`\hat\phi_{ij}` the target, if
+    Row :math:`g_i` visits the others in random order. With :math:`\phi` the cosine between the
+    current :math:`g_i` and :math:`g_j`, and :math:`\hat\phi_{ij}` the target, if
     :math:`\phi < \hat\phi_{ij}`
 
     .. math::
@@ -33,15 +33,15 @@ class GradVac(StatefulGramianAggregator, OwnGenerator):
     after which the cosine is :math:`\hat\phi_{ij}`. Then
     :math:`\hat\phi_{ij} \leftarrow (1 - \beta) \hat\phi_{ij} + \beta \phi`. The results are added.
 
-    Targets begin with 0: the first step is that of :class:`~lightning_jd.aggregators.PCGrad`. They
-    are kept by the names of the pair. A row without length has no cosine: it changes nothing.
+    Targets start at 0, so the first step equals that of :class:`~lightning_jd.aggregators.PCGrad`.
+    They are stored by the names of the pair. Zero rows are skipped.
 
     Args:
-        beta: Share of the newest cosine in the targets, from 0 to 1.
-        seed: Start of the random stream, which is saved in the state dict.
+        beta: Weight of the newest cosine in the moving average of the targets, in [0, 1].
+        seed: Seed of the random generator, whose state is part of the state dict.
 
     Raises:
-        ArgumentError: If ``beta`` is not from 0 to 1.
+        ArgumentError: If ``beta`` is not in [0, 1].
 
     Example:
         >>> GradVac()(torch.tensor([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]))

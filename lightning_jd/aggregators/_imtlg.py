@@ -13,20 +13,21 @@ from lightning_jd.aggregators._registry import register
 
 @register
 class IMTLG(GramianAggregator):
-    r"""The combination, with weights of sum one, whose projections on all rows have equal length.
+    r"""Impartial multi-task learning, gradient part: equal projections onto all rows.
 
     .. math::
         \mathcal A(J) = J^\top w, \qquad
         w = \frac{v}{\mathbf 1^\top v} \text{ (0 if } \mathbf 1^\top v = 0 \text{)}, \qquad
         v = (J J^\top)^\dagger\, \delta,
 
-    with :math:`\delta` the norms of the rows and :math:`\dagger` the pseudo-inverse. This is the
-    generalisation to any rank of Quinton and Rey; for independent rows it is the original.
+    with :math:`\delta` the norms of the rows and :math:`\dagger` the pseudo-inverse. The weights
+    sum to one. This is the generalisation of Quinton and Rey to any rank; for linearly independent
+    rows it equals the original.
 
-    The rank is that of the rows scaled to norm one, so that it does not depend on their norms: an
+    The rank is determined from rows scaled to norm one, so it does not depend on their norms: an
     eigenvalue of their Gramian below :math:`10 \sqrt m\, \varepsilon` times the largest counts as
     zero, with :math:`\varepsilon` the machine precision of the dtype of the Gramian. A sum of
-    :math:`v` within the rounding errors of its terms counts as zero as well.
+    :math:`v` that is within rounding error of zero counts as zero.
 
     Example:
         >>> import torch

@@ -9,18 +9,18 @@ from lightning_jd.aggregators._registry import register
 
 @register
 class IMTLL(LearnedBalancer):
-    r"""Impartial multi-task learning, the part that balances losses.
+    r"""Impartial multi-task learning, loss part: learned scales that make all losses equal.
 
     .. math::
         \min_{\theta, s} \sum_{i=1}^{m} \bigl(e^{s_i} \ell_i(\theta) - s_i\bigr), \qquad
         w_i = e^{s_i}
 
-    At the minimum over :math:`s` every scaled loss :math:`w_i \ell_i` is one. The scales begin with
-    0 and are learned by an Adam of their own, whose state is part of the state dict. It is
-    :class:`~lightning_jd.aggregators.UW` with weights twice as large.
+    At the minimum over :math:`s` every scaled loss :math:`w_i \ell_i` is one. The scales :math:`s`
+    start at 0. A separate Adam learns them; its state is part of the state dict. The weights are
+    twice those of :class:`~lightning_jd.aggregators.UW`.
 
     Args:
-        lr: The learning rate of that Adam, positive.
+        lr: Learning rate of that Adam; positive.
 
     Raises:
         ArgumentError: If the learning rate is not positive and finite.

@@ -15,25 +15,26 @@ from lightning_jd.errors import ShapeError
 
 @register
 class Krum(GramianAggregator):
-    r"""The mean of the rows that lie closest to their neighbours: Krum, and multi-Krum.
+    r"""Krum and multi-Krum: the mean of the rows that are closest to their neighbours.
 
-    With :math:`f` rows that may be anything, the score of a row is the sum of its squared distances
-    to its :math:`k = m - f - 2` nearest other rows,
+    With up to :math:`f` arbitrary rows, the score of a row is the sum of its squared distances to
+    its :math:`k = m - f - 2` nearest other rows,
 
     .. math::
         s_i = \sum_{j \in N_k(i)} \lVert g_i - g_j \rVert^2, \qquad
         \lVert g_i - g_j \rVert^2 = G_{ii} + G_{jj} - 2 G_{ij},
 
-    and the result is the mean of the ``n_selected`` rows with the smallest scores. Made for rows
-    that should agree: one row per process, some of which may be broken or hostile.
+    and the result is the mean of the ``n_selected`` rows with the smallest scores. It is designed
+    for rows that estimate the same gradient, such as one row per process, when some may be faulty
+    or adversarial.
 
-    Rows whose scores cannot be told apart (two nearest neighbours with k = 1 never can) share the
-    places that are left, so that the order of the rows does not matter.
+    Rows with equal scores (such as two mutual nearest neighbours with k = 1) share the remaining
+    places, so the order of the rows does not matter.
 
     Args:
-        n_byzantine: :math:`f`, how many rows may be arbitrary. There must be at least
-            :math:`2 f + 3` rows, or Krum promises nothing; with f = 0 any number will do.
-        n_selected: How many rows are averaged; 1 is Krum, more is multi-Krum. At most
+        n_byzantine: :math:`f`, the number of rows that may be arbitrary. Krum requires at least
+            :math:`2 f + 3` rows; with f = 0, any number.
+        n_selected: The number of rows to average: 1 is Krum, more is multi-Krum; at most
             :math:`m - f`.
 
     Raises:
@@ -89,9 +90,9 @@ class Krum(GramianAggregator):
     def _check_rows(self, m: int) -> None:
         if self.n_byzantine and m < 2 * self.n_byzantine + 3:
             raise ShapeError(
-                f"Krum with n_byzantine={self.n_byzantine} must have at least 2 * "
-                f"{self.n_byzantine} + 3 = {2 * self.n_byzantine + 3} rows, got {m}. With fewer, "
-                "the arbitrary rows may win: lower `n_byzantine`, or use more rows."
+                f"Krum with n_byzantine={self.n_byzantine} requires at least 2 * "
+                f"{self.n_byzantine} + 3 = {2 * self.n_byzantine + 3} rows, got {m}. With fewer "
+                "rows it is not robust: lower `n_byzantine`, or use more rows."
             )
         if m < self.n_byzantine + self.n_selected:
             raise ShapeError(

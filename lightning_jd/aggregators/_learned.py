@@ -20,7 +20,7 @@ class LearnedBalancer(Stateful, Balancer):
     one optimizer had taken both steps at once. A subclass defines :meth:`learn`.
 
     Args:
-        lr: The learning rate of that Adam, positive.
+        lr: Learning rate of that Adam; positive.
 
     Raises:
         ArgumentError: If the learning rate is not positive and finite.
@@ -32,7 +32,7 @@ class LearnedBalancer(Stateful, Balancer):
 
     @abstractmethod
     def learn(self, s: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights of the losses, and the gradient of what is minimised over ``s``."""
+        """The weights of the losses, and the gradient of the objective with respect to ``s``."""
 
     @override
     def balance(self, losses: Tensor, step: Step) -> Tensor:

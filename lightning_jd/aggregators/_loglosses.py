@@ -14,7 +14,7 @@ class LogLosses(Balancer):
 
     .. math:: S(\ell) = \sum_i \log \ell_i, \qquad w_i = 1 / \ell_i
 
-    A loss times a positive constant gives the same update.
+    Rescaling a loss by a positive constant does not change the update.
 
     Raises:
         ArgumentError: When called, if a loss is not positive.
@@ -26,7 +26,7 @@ class LogLosses(Balancer):
 
     References:
         Navon et al., *Multi-Task Learning as a Bargaining Game*, ICML 2022, where it is the
-        baseline "scale-invariant".
+        "scale-invariant" baseline.
     """
 
     @override

@@ -21,22 +21,22 @@ _WHOLE = ("",)  # the name under which something is kept that belongs to no task
 class MConFIG(StatefulAggregator):
     r"""ConFIG on momenta, with the scaling of Adam.
 
-    Each task has a momentum :math:`m_i \leftarrow \beta_1 m_i + (1 - \beta_1) g_i`, corrected for
-    its number of steps: :math:`\hat m_i`. The direction of all of them,
-    :math:`c_t = \text{ConFIG}(\hat m_1, \hat m_2, \dots)`, takes the place of the corrected first
-    moment of Adam. The gradient that would have led there is
+    Each task has a momentum :math:`m_i \leftarrow \beta_1 m_i + (1 - \beta_1) g_i`, with bias
+    correction :math:`\hat m_i`. Their direction
+    :math:`c_t = \text{ConFIG}(\hat m_1, \hat m_2, \dots)` replaces the corrected first moment of
+    Adam. The corresponding gradient is
 
     .. math::
         \tilde g_t = \frac{(1 - \beta_1^t)\, c_t - \beta_1 (1 - \beta_1^{t-1})\, c_{t-1}}{1-\beta_1}
 
-    and gives the second moment :math:`s \leftarrow \beta_2 s + (1 - \beta_2) \tilde g_t^2`. The
+    which gives the second moment :math:`s \leftarrow \beta_2 s + (1 - \beta_2) \tilde g_t^2`. The
     update is :math:`c_t / (\sqrt{s / (1 - \beta_2^t)} + \epsilon)`: train with plain SGD.
 
-    The paper differentiates one loss per step, in turn. To do that, return one loss per step (a
-    dict with one name): the momenta of the others stay, and count. Until a task has been there
-    once, it has none. (The original code makes no update until all have been there.)
+    The paper differentiates one loss per step, in turn. To do so, return one loss per step (a dict
+    with one name); the momenta of the other tasks stay in use. A task has no momentum before its
+    first step. (The original code makes no update until every task has one.)
 
-    It needs the rows, and keeps one momentum per task, (k, n) numbers.
+    It requires the Jacobian and stores one momentum per task, (m, n) numbers.
 
     Args:
         beta1: Decay of the momenta, at least 0 and less than 1.

@@ -11,7 +11,7 @@ from lightning_jd.aggregators._registry import register
 
 @register
 class Mean(GramianAggregator):
-    r"""The average of the rows: gradient descent on the mean of the losses.
+    r"""The mean of the rows: gradient descent on the mean of the losses.
 
     .. math::
         \mathcal A(J) = \frac1m J^\top \mathbf 1

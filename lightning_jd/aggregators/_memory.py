@@ -1,4 +1,4 @@
-"""What a method keeps between steps: by group of parameters, and by the name of a task."""
+"""The state of a method between steps, by parameter group and task name."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from lightning_jd.linalg import check_finite, check_square
 
 
 class Memory:
-    """Tensors by the name of a task, for one group of parameters.
+    """State of a method for one parameter group: tensors by task name.
 
-    Tasks come and go: what was kept for one that is absent stays, and one that is new starts with
-    the value that the method gives.
+    Tasks may come and go. The entry of an absent task is kept; a new task starts at a value that
+    the method provides.
 
     Attributes:
         steps: The number of steps so far.
@@ -39,16 +39,17 @@ class Memory:
         self._kept: dict[str, tuple[tuple[str, ...], Tensor]] = {}
 
     def names(self, key: str) -> tuple[str, ...]:
-        """The tasks for which something is kept under a key."""
+        """The tasks that have an entry under a key."""
         return self._kept[key][0] if key in self._kept else ()
 
     def recall(self, key: str, names: Sequence[str], initial: Tensor) -> Tensor:
-        """What is kept for some tasks.
+        """The entries of the given tasks.
 
         Args:
-            key: What it is.
+            key: The name of the quantity.
             names: The tasks.
-            initial: What to begin with, one entry (or row) per task; it tells type and device too.
+            initial: Initial values, one entry (or row) per task; they also determine dtype and
+                device.
         """
         known, kept = self._kept.get(key, ((), None))
         if kept is None:
@@ -61,7 +62,7 @@ class Memory:
         return torch.stack(rows)
 
     def keep(self, key: str, names: Sequence[str], value: Tensor) -> None:
-        """Keep one entry (or row) for each of some tasks; those of the others stay."""
+        """Store one entry (or row) per given task; the entries of other tasks stay."""
         names, value = tuple(names), value.detach()
         known, kept = self._kept.get(key, (names, None))
         if kept is not None and known != names:
@@ -71,7 +72,7 @@ class Memory:
         self._kept[key] = (names, value)
 
     def state(self) -> dict[str, Any]:
-        """Everything, in types that ``torch.load(weights_only=True)`` reads."""
+        """The content, in types that ``torch.load(weights_only=True)`` accepts."""
         kept = {
             key: {"names": list(names), "value": value.clone()}
             for key, (names, value) in self._kept.items()
@@ -80,7 +81,7 @@ class Memory:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Memory:
-        """The memory that :meth:`state` has described."""
+        """Rebuild a memory from :meth:`state`."""
         memory = cls()
         memory.steps = int(state["steps"])
         memory._kept = {
@@ -103,10 +104,10 @@ class Stateful(nn.Module):
         self._memories: dict[str, Memory] = {}
 
     def memory(self, step: Step) -> Memory:
-        """The memory of the group that a step is about; this counts the step.
+        """The memory of the parameter group of this step; increments its step counter.
 
         Raises:
-            ArgumentError: If the rows have no names that mean the same in the next step.
+            ArgumentError: If the rows have no names that persist from step to step.
         """
         check_named(type(self).__name__, step)
         memory = self._memories.setdefault(group_key(step.group), Memory())
@@ -114,14 +115,14 @@ class Stateful(nn.Module):
         return memory
 
     def reset(self) -> None:
-        """Forget everything, for a new run; the position in a random stream too."""
+        """Reset all memories and the random generator, for a new run."""
         self._memories.clear()
         if isinstance(self, OwnGenerator):
             OwnGenerator.reset(self)
 
     @override
     def get_extra_state(self) -> dict[str, Any]:
-        """All memories, and the position in the random stream if there is one."""
+        """All memories, and the state of the random generator if there is one."""
         state: dict[str, Any] = {
             "groups": {group: memory.state() for group, memory in self._memories.items()}
         }
@@ -131,14 +132,14 @@ class Stateful(nn.Module):
 
     @override
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Continue where ``state`` was taken."""
+        """Restore the state."""
         self._memories = {group: Memory.of(each) for group, each in state["groups"].items()}
         if isinstance(self, OwnGenerator):
             OwnGenerator.set_extra_state(self, state["generator"])
 
 
 class StatefulGramianAggregator(Stateful, GramianAggregator):
-    """A weighting with a memory: a subclass defines :meth:`weigh`."""
+    """A stateful aggregator that requires the Gramian only; subclasses define :meth:`weigh`."""
 
     @abstractmethod
     @override
@@ -146,13 +147,13 @@ class StatefulGramianAggregator(Stateful, GramianAggregator):
 
     @override
     def weights(self, gramian: Tensor) -> Tensor:
-        """As :meth:`weigh`, for rows whose positions are their names."""
+        """Same as :meth:`weigh`; rows are named by position."""
         check_square("gramian", gramian)
         return self.weigh(gramian, Step.bare(len(gramian)))
 
 
 class StatefulAggregator(Stateful, Aggregator):
-    """A method with a memory that needs the rows: a subclass defines :meth:`combine`."""
+    """A stateful aggregator that requires the Jacobian; subclasses define :meth:`combine`."""
 
     @abstractmethod
     @override
@@ -160,7 +161,7 @@ class StatefulAggregator(Stateful, Aggregator):
 
     @override
     def aggregate(self, jacobian: Tensor) -> Tensor:
-        """As :meth:`combine`, for rows whose positions are their names."""
+        """Same as :meth:`combine`; rows are named by position."""
         check_finite("jacobian", jacobian)
         return self.combine(jacobian, Step.bare(len(jacobian)))
 
@@ -192,7 +193,7 @@ def check_named(method: str, step: Step) -> None:
     """Raise if the rows of a step have no names that mean the same in the next step."""
     if step.kind in NAMELESS:
         raise ArgumentError(
-            f"{method} keeps a state by the name of a task, so its losses must be tasks, got "
+            f"{method} stores its state by task name, so its losses must be tasks, got "
             f"{len(step.names)} {step.kind.replace('_', ' x ')}. Return a dict or list of task "
             "losses, or set rows='tasks'."
         )

@@ -18,7 +18,7 @@ class MGDA(GramianAggregator):
         \mathcal A(J) = J^\top w, \qquad
         w \in \operatorname*{arg\,min}_{v \succeq 0,\ \mathbf 1^\top v = 1} \lVert J^\top v \rVert
 
-    Small rows dominate it: a single zero row makes the update zero.
+    Rows with a small norm dominate: a single zero row makes the update zero.
 
     Example:
         >>> import torch

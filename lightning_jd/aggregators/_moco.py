@@ -18,7 +18,7 @@ from lightning_jd.linalg import simplex_projection
 
 @register
 class MoCo(StatefulAggregator):
-    r"""Multi-objective gradient correction: a slow, less biased version of MGDA.
+    r"""Multi-objective gradient correction: MGDA on moving averages, with less bias.
 
     .. math::
         y_i &\leftarrow y_i - \beta_t (y_i - g_i), \qquad \beta_t = \beta / t^{\sigma_\beta}, \\
@@ -26,21 +26,21 @@ class MoCo(StatefulAggregator):
         \qquad \gamma_t = \gamma / t^{\sigma_\gamma}, \\
         \mathcal A(J) &= Y^\top \lambda,
 
-    with :math:`\Pi_\Delta` the projection onto the simplex. The :math:`y_i` begin with zero, the
-    weights with 1/m; a task that comes later begins with the mean of the weights of the others.
+    with :math:`\Pi_\Delta` the projection onto the simplex. The :math:`y_i` start at zero and the
+    weights at 1/m; a task that appears later starts at the mean weight of the others.
 
     This is the algorithm of the paper. The variant in LibMTL scales each gradient to the size of
-    its loss and takes a softmax in the place of the projection. Here :math:`\gamma` has a scale:
-    where gradients are a hundred times longer, it should be :math:`10^4` times smaller.
+    its loss and uses a softmax instead of the projection. Here :math:`\gamma` is not scale-free:
+    for gradients a hundred times longer, it should be :math:`10^4` times smaller.
 
-    It needs the rows, and keeps one per task, (m, n) numbers.
+    It requires the Jacobian and stores one row per task, (m, n) numbers.
 
     Args:
-        beta: Share of the newest gradient, more than 0 and at most 1.
-        beta_sigma: How fast it decays, not negative.
-        gamma: Step size of the weights, positive.
-        gamma_sigma: How fast it decays, not negative.
-        rho: Pulls the weights to equal ones, not negative.
+        beta: Weight of the newest gradient in the moving average, in (0, 1].
+        beta_sigma: Decay exponent of this step size; not negative.
+        gamma: Step size of the weights; positive.
+        gamma_sigma: Decay exponent of this step size; not negative.
+        rho: Strength of the pull toward equal weights; not negative.
 
     Raises:
         ArgumentError: If an argument is out of its range.

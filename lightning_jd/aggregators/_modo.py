@@ -23,18 +23,19 @@ class MoDo(StatefulGramianAggregator):
         \lambda \leftarrow \Pi_\Delta\bigl(\lambda - \gamma (J_1 J_2^\top + \rho I) \lambda\bigr),
         \qquad \mathcal A = \tfrac12 (J_1 + J_2)^\top \lambda,
 
-    with :math:`J_1, J_2` the Jacobians of two independent samples, which make
-    :math:`J_1 J_2^\top \lambda` an unbiased estimate, and :math:`\Pi_\Delta` the projection onto
-    the simplex. Weights begin with 1/m. :math:`\gamma` has a scale: where gradients are a hundred
+    with :math:`J_1, J_2` the Jacobians of two independent samples, so that
+    :math:`J_1 J_2^\top \lambda` is an unbiased estimate, and :math:`\Pi_\Delta` the projection onto
+    the simplex. The weights start at 1/m. :math:`\gamma` is not scale-free: for gradients a hundred
     times longer, it should be :math:`10^4` times smaller.
 
-    In training, the samples are the two halves of the batch where losses are a matrix (instance and
-    task), or else alternate micro-batches of one step (``accumulate_grad_batches=2`` and
-    ``accumulation="step"``). Called with a Jacobian or Gramian alone, that serves as both.
+    In training, a matrix of losses (instance and task) is split into two halves of the batch;
+    otherwise the samples are alternating micro-batches of one step (``accumulate_grad_batches=2``
+    with ``accumulation="step"``). Called with a single Jacobian or Gramian, it is used as both
+    samples.
 
     Args:
         gamma: Step size of the weights, positive.
-        rho: Pulls the weights to equal ones, not negative.
+        rho: Strength of the pull toward equal weights; not negative.
 
     Raises:
         ArgumentError: If an argument is out of its range.

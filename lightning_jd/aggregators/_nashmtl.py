@@ -27,15 +27,15 @@ class NashMTL(GramianAggregator):
     solved by damped Newton steps on :math:`\frac12 a^\top G a - \sum_i \log a_i`, for rows scaled
     to norm one: O(m³) each, and one host synchronisation each.
 
-    The update has norm :math:`\epsilon` whatever the scale of the gradients, so the learning rate
-    alone decides how far a step goes. If no direction improves all objectives (the point is Pareto
-    stationary, or a row is zero) the maximum does not exist; the weights are then zero, hence the
-    update. A point counts as stationary if a convex combination of the rows scaled to norm one has
-    a squared norm of at most :math:`10 \varepsilon`, with :math:`\varepsilon` the machine precision
-    of the dtype of the Gramian.
+    The update has norm :math:`\epsilon` at every scale of the gradients, so the learning rate alone
+    sets the step length. If no direction improves all objectives (a Pareto-stationary point, or a
+    zero row), the maximum does not exist and the update is zero. A point counts as stationary if a
+    convex combination of the rows scaled to norm one has a squared norm of at most
+    :math:`10 \varepsilon`, with :math:`\varepsilon` the machine precision of the dtype of the
+    Gramian.
 
-    This is the definition in Quinton and Rey, without the heuristics of the original code (updates
-    of the weights every few steps, a bounded number of approximate solves, clipping).
+    This is the definition of Quinton and Rey, without the heuristics of the original code (new
+    weights every few steps only, a limited number of approximate solves, clipping).
 
     Args:
         epsilon: Norm of the update, positive.

@@ -14,7 +14,7 @@ from lightning_jd.aggregators._registry import register
 
 @register
 class PCGrad(OwnGenerator, GramianAggregator):
-    r"""Sum of the rows, each projected away from those that it conflicts with, in random order.
+    r"""The sum of the rows, each projected off the rows it conflicts with, in random order.
 
     Row :math:`g_i` visits the other rows in a random order :math:`j_1, \dots, j_{m-1}` and becomes
 
@@ -22,13 +22,13 @@ class PCGrad(OwnGenerator, GramianAggregator):
         g_i \leftarrow g_i - \frac{\min(0,\, g_i^\top g_{j_k})}{\lVert g_{j_k} \rVert^2}\, g_{j_k},
         \qquad k = 1, \dots, m - 1;
 
-    the results are added. A step changes one coefficient of row :math:`i`, so the Gramian suffices.
-    For two rows there is one order, and the result is twice that of UPGrad. Not permutation
-    invariant for a given draw of orders, but in distribution. It takes :math:`O(m^3)` operations
-    in m - 1 steps for all rows at once.
+    the results are added. A projection changes one coefficient of row :math:`i`, so the Gramian
+    suffices. For two rows there is one order, and the result is twice that of UPGrad. A given draw
+    of orders is not permutation invariant; the distribution is. The cost is :math:`O(m^3)`
+    operations, in m - 1 steps for all rows at once.
 
     Args:
-        seed: Start of the random stream, which is saved in the state dict.
+        seed: Seed of the random generator, whose state is part of the state dict.
 
     Example:
         >>> import torch

@@ -15,28 +15,29 @@ from lightning_jd.linalg import check_square, dual_cone_weights
 
 @register
 class Primary(GramianAggregator):
-    r"""The gradient of one objective, projected onto the directions that harm none of the others.
+    r"""The gradient of one objective, projected onto the directions that do not harm the others.
 
     .. math::
         \mathcal A(J) = \operatorname*{arg\,min}_{d \,:\, g_j^\top d \ge 0,\ j \ne p}
         \lVert d - g_p \rVert = g_p + \sum_{j \ne p} v_j g_j, \qquad v \succeq \text{margin}
 
-    With losses on remembered data as the others, this is Gradient Episodic Memory (GEM); with the
-    losses of what a model already does, it is fine-tuning under constraints. The primary objective
-    does not lose either: :math:`g_p^\top d = \lVert d \rVert^2`.
+    If the other losses are on replayed data, this is Gradient Episodic Memory (GEM). If they are
+    the losses of earlier tasks, it is constrained fine-tuning. The primary objective does not get
+    worse either: :math:`g_p^\top d = \lVert d \rVert^2`.
 
-    The properties are those of ``reg=0`` and ``margin=0``; what ``reg`` concedes is as in
-    :class:`~lightning_jd.aggregators.UPGrad`.
+    The claimed properties hold for ``reg=0`` and ``margin=0``;
+    :class:`~lightning_jd.aggregators.UPGrad` states the bound for ``reg > 0``.
 
     Args:
-        primary: The name of the leading objective, or its position.
-        margin: The least weight of each of the others (the memory strength of GEM), not negative.
+        primary: The name or the position of the primary objective.
+        margin: The minimum weight of each other objective (the memory strength of GEM); not
+            negative.
         reg: Regularisation relative to the trace of the Gramian; 0 is the projection itself.
-        solver: ``"auto"``, ``"batched"``, or the name of a solver of ``qpsolvers``.
+        solver: ``"auto"``, ``"batched"``, or the name of a ``qpsolvers`` solver.
 
     Raises:
-        ArgumentError: If an argument is out of its range; when called, if there is no such
-            objective.
+        ArgumentError: If an argument is out of its range; when called, if the primary objective
+            does not exist.
 
     Example:
         >>> import torch

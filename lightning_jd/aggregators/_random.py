@@ -1,4 +1,4 @@
-"""Randomness that belongs to the aggregator and survives a checkpoint."""
+"""A random generator that belongs to the aggregator and is saved in checkpoints."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from typing_extensions import override
 
 
 class OwnGenerator(nn.Module):
-    """Mixin of the random aggregators: a generator of their own, saved in the state dict.
+    """Mixin of the random aggregators: a private generator, saved in the state dict.
 
     The generator lives on the CPU whatever the device of the gradients is, so that all devices and
     all processes draw the same numbers and a checkpoint can be loaded on any of them. The global
     generators of torch are neither read nor advanced.
 
     Args:
-        seed: Start of the stream.
+        seed: The seed of the generator.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -24,17 +24,17 @@ class OwnGenerator(nn.Module):
         self.generator = torch.Generator().manual_seed(seed)
 
     def reset(self) -> None:
-        """Go back to the start of the stream, for a new run."""
+        """Reseed the generator, for a new run."""
         self.generator.manual_seed(self.seed)
 
     @override
     def get_extra_state(self) -> Any:
-        """The position in the stream: a tensor, so that ``torch.load`` needs no pickle."""
+        """The state of the generator, a tensor that ``torch.load(weights_only=True)`` accepts."""
         return self.generator.get_state()
 
     @override
     def set_extra_state(self, state: Any) -> None:
-        """Continue the stream where ``state`` was taken."""
+        """Restore the state of the generator."""
         self.generator.set_state(state.cpu())  # loading may have moved it with the model
 
 

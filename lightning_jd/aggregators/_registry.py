@@ -19,7 +19,7 @@ AggregatorSpec = str | Mapping[str, Any] | Method | type[Method] | Callable[...,
 
 
 def register(cls: _Class) -> _Class:
-    """Make a method available under its lower-case class name (a class decorator).
+    """Class decorator that registers a method under its lower-case class name.
 
     A class that defines ``name`` itself is registered under that name.
 
@@ -31,7 +31,7 @@ def register(cls: _Class) -> _Class:
         >>> from lightning_jd.aggregators import GramianAggregator, register, resolve
         >>> @register
         ... class Largest(GramianAggregator):
-        ...     '''Only the row with the largest norm counts.'''
+        ...     '''Select the row with the largest norm.'''
         ...
         ...     def weights(self, gramian):
         ...         squares = gramian.diagonal()
@@ -41,9 +41,9 @@ def register(cls: _Class) -> _Class:
     """
     if not (isinstance(cls, type) and issubclass(cls, Method)):
         raise ArgumentError(
-            "A registered aggregator must be a class derived from Aggregator (or a balancer from "
-            f"Balancer), got {cls!r}, which has no name to be found under. Pass a function "
-            "where an aggregator is expected, or write a class."
+            "A registered aggregator must be a class derived from Aggregator or Balancer, got "
+            f"{cls!r}. A function can be passed directly as an aggregator; to register a name, "
+            "write a class."
         )
     if isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
@@ -85,16 +85,16 @@ def balancers() -> dict[str, type[Balancer]]:
 
 
 def resolve(spec: AggregatorSpec) -> Method:
-    """Turn a description of an aggregator, or of a balancer, into the object.
+    """Build an aggregator or balancer from its description.
 
     Args:
         spec: A registered name (``"upgrad"``, or as papers write it, ``"Nash-MTL"``), a mapping
-            with ``"name"`` and the arguments of its constructor
-            (``{"name": "cagrad", "c": 0.4}``), an object (returned as it is), a class, a
-            ``torchjd`` Weighting or Aggregator, or a function from Gramians to weights.
+            with ``"name"`` and the arguments of its constructor (``{"name": "cagrad", "c": 0.4}``),
+            an object (returned unchanged), a class, a ``torchjd`` Weighting or Aggregator, or a
+            function from Gramians to weights.
 
     Raises:
-        UnknownNameError: If the name is not registered; the message lists those that are.
+        UnknownNameError: If the name is not registered; the message lists the registered names.
         ArgumentError: If the arguments do not fit the constructor, or ``spec`` is something else.
 
     Example:

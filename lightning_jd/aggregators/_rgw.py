@@ -18,10 +18,11 @@ class RGW(OwnGenerator, GramianAggregator):
     .. math::
         \mathcal A(J) = J^\top \operatorname{softmax}(z), \qquad z \sim \mathcal N(0, I_m)
 
-    Not permutation invariant, since the draws belong to positions; its distribution is.
+    A given draw is not permutation invariant, because weights belong to positions; the distribution
+    is.
 
     Args:
-        seed: Start of the random stream, which is saved in the state dict.
+        seed: Seed of the random generator, whose state is part of the state dict.
 
     Example:
         >>> import torch

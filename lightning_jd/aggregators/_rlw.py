@@ -16,11 +16,11 @@ class RLW(OwnGenerator, Balancer):
 
     .. math:: w = \operatorname{softmax}(z), \qquad z \sim \mathcal N(0, I_m)
 
-    The update is that of :class:`~lightning_jd.aggregators.RGW` for the same draw, without its
-    Jacobian. On a matrix of losses (instance and task) there is one draw per task.
+    For the same draw, the update equals that of :class:`~lightning_jd.aggregators.RGW`, without
+    computing a Jacobian. A matrix of losses (instance and task) gets one draw per task.
 
     Args:
-        seed: Start of the random stream, which is saved in the state dict.
+        seed: Seed of the random generator, whose state is part of the state dict.
 
     Example:
         >>> weights = RLW(seed=0).weights(torch.ones(3))

@@ -31,24 +31,24 @@ class SDMGrad(StatefulGramianAggregator):
     .. math::
         \mathcal A = \tfrac12 (J_1 + J_2)^\top \frac{w + \lambda p}{1 + \lambda},
 
-    where :math:`w` on the simplex is found by ``iterations`` steps of projected gradient descent
-    with momentum along :math:`A (w + \lambda p)`, from the weights of the last step on, with
+    where :math:`w` in the simplex results from ``iterations`` steps of projected gradient descent
+    with momentum along :math:`A (w + \lambda p)`, started at the weights of the last step, with
 
     .. math:: A = J_1 J_2^\top / s^2, \qquad s = \frac1m \sum_i \sqrt{\max((J_1 J_2^\top)_{ii}, 0)}
 
-    and :math:`J_1, J_2` the Jacobians of two independent samples. Without any positive diagonal
-    entry there is no scale, and the weights stay.
+    and :math:`J_1, J_2` the Jacobians of two independent samples. If no diagonal entry is positive,
+    the weights do not change.
 
-    In training, the samples are the two halves of the batch where losses are a matrix (instance and
-    task), or else alternate micro-batches of one step (``accumulate_grad_batches=2`` and
-    ``accumulation="step"``). Called with a Jacobian or Gramian alone, that serves as both. The
-    paper takes a third sample for the update; here the two serve for that too.
+    In training, a matrix of losses (instance and task) is split into two halves of the batch;
+    otherwise the samples are alternating micro-batches of one step (``accumulate_grad_batches=2``
+    with ``accumulation="step"``). Called with a single Jacobian or Gramian, it is used as both
+    samples. The paper uses a third sample for the update; here the same two are used.
 
     Args:
         lr: Step size, positive.
         momentum: At least 0 and less than 1.
         iterations: At least 1.
-        pull: :math:`\lambda`, how strongly the update is pulled to the preferred direction.
+        pull: :math:`\lambda`, the strength of the pull toward the preferred direction.
         preference: :math:`p`, one positive number per task, in their order or by
             name; ``None`` is 1/m each.
 

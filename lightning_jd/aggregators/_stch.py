@@ -27,16 +27,16 @@ class STCH(Balancer):
         S(\ell) = \mu \log \sum_{i=1}^{m} \exp \frac{\lambda_i (\ell_i - z_i)}{\mu}, \qquad
         w_i = \lambda_i \operatorname{softmax}\Bigl(\frac{\lambda \odot (\ell - z)}{\mu}\Bigr)_i
 
-    As :math:`\mu \to 0` only the loss that is the largest after weighting counts.
+    As :math:`\mu \to 0`, only the largest weighted loss counts.
 
-    This is the definition. The variant in LibMTL first trains on the sum of logarithms for a few
-    epochs, then divides losses by their mean there and takes logarithms; none of that is done here.
+    This is the definition of the paper. The variant in LibMTL, which first trains on the sum of
+    logarithms and then normalises the losses by their means, is not implemented.
 
     Args:
         mu: The smoothing :math:`\mu`, positive.
         preference: :math:`\lambda`, positive, in the order of the objectives or by name; ``None``
             is 1/m each.
-        reference: The ideal point :math:`z`, in the same way; ``None`` is zero.
+        reference: The ideal point :math:`z`, in order or by name; ``None`` is zero.
 
     Raises:
         ArgumentError: If an argument is out of its range; when called, if a name has no entry.

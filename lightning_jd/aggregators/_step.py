@@ -17,13 +17,12 @@ NAMELESS = ("instances", "instances_tasks")
 class Step:
     """The objectives of one step, in the order of the rows.
 
-    The number of the step is what a method counts itself, see
-    :class:`~lightning_jd.aggregators._memory.Memory`: so it survives a checkpoint, and each group
-    has its own.
+    It has no step number: a stateful method counts its own steps, per parameter group, and saves
+    the count (:class:`~lightning_jd.aggregators.Memory`).
 
     Attributes:
         names: One name per objective.
-        values: Their losses, shape (m,), detached; ``None`` if nobody knows them.
+        values: The loss values, shape (m,), detached; ``None`` if they are unknown.
         kind: What a row is: ``"tasks"``, ``"instances"``, ``"instances_tasks"`` or ``"ranks"``.
         group: The group of parameters that the rows belong to; ``None`` without groups.
         columns: The number of tasks per instance, for ``"instances_tasks"``.
@@ -37,11 +36,11 @@ class Step:
 
     @classmethod
     def bare(cls, m: int) -> Step:
-        """A step of which only the number of objectives is known; their positions are names."""
+        """A step with m objectives that are named by position and have no loss values."""
         return cls(tuple(map(str, range(m))))
 
     def losses_or_ones(self, like: Tensor) -> Tensor:
-        """The losses as ``like``; one each if they are not known."""
+        """The losses in the dtype and on the device of ``like``; ones if they are unknown."""
         if self.values is None:
             return like.new_ones(len(self.names))
         return self.values.detach().to(like)
@@ -50,15 +49,15 @@ class Step:
         """The losses in float64.
 
         Args:
-            method: Who asks, for the message.
+            method: The name of the method, for the error message.
 
         Raises:
-            ArgumentError: If they are not known.
+            ArgumentError: If the loss values are unknown.
         """
         if self.values is None:
             raise ArgumentError(
-                f"{method} must know the losses, got gradients only. Use it in a training step "
-                "(`lightning_jd.backward`, JacobianDescent), or give it a `Step` with `values`."
+                f"{method} requires the loss values, got gradients only. Use it in a training step "
+                "(`lightning_jd.backward`, JacobianDescent), or pass a `Step` with `values`."
             )
         known = self.values.detach()
         return (known.cpu() if known.device.type == "mps" else known).double()

@@ -92,7 +92,7 @@ class _Wrapped(OwnGenerator):
 
     @override
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Continue where ``state`` was taken."""
+        """Restore the state."""
         super().set_extra_state(state["generator"])
         self._copies = {tuple(key): restored(self.wrapped, kept) for key, kept in state["copies"]}
         for copy in self._copies.values():

@@ -14,7 +14,7 @@ from lightning_jd.linalg import check_finite
 
 @register
 class TrimmedMean(Aggregator):
-    r"""For each coordinate, the mean of the entries without the largest and the smallest ones.
+    r"""For each coordinate, the mean of the entries without the largest and the smallest.
 
     With :math:`J_{(1)j} \le \dots \le J_{(m)j}` the entries of column :math:`j` in order and
     :math:`b` = ``trim``,
@@ -22,17 +22,18 @@ class TrimmedMean(Aggregator):
     .. math::
         \mathcal A(J)_j = \frac{1}{m - 2 b} \sum_{i = b + 1}^{m - b} J_{(i)j} .
 
-    Whatever b rows are, each entry of the result lies between entries of other rows. With the
-    largest b it is the median. Made for rows that should agree: one row per process, some of which
-    may be broken or hostile. It is not weighted: it needs the Jacobian itself.
+    Each entry of the result lies between entries of the m - b other rows, whatever any b rows are.
+    The largest possible b gives the median. It is designed for rows that estimate the same
+    gradient, such as one row per process, when some may be faulty or adversarial. The update is not
+    a weighted sum of the rows, so it requires the Jacobian.
 
     Args:
-        trim: :math:`b`, how many entries are left out at either end. There must be at least
+        trim: :math:`b`, the number of entries to drop at each end. There must be at least
             :math:`2 b + 1` rows.
 
     Raises:
         ArgumentError: If ``trim`` is not an integer, or negative.
-        ShapeError: When called, if nothing would be left.
+        ShapeError: When called, if there are fewer than :math:`2 b + 1` rows.
 
     Example:
         >>> import torch

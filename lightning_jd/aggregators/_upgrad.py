@@ -21,7 +21,7 @@ from lightning_jd.linalg import check_semidefinite, check_square, upgrad_solutio
 
 @register
 class UPGrad(GramianAggregator):
-    r"""Average of the rows of :math:`J`, each projected onto the dual cone of all of them.
+    r"""The mean of the rows of :math:`J`, each projected onto the dual cone of all rows.
 
     .. math::
         \mathcal A(J) = \sum_{i=1}^{m} p_i\, \pi_J(J^\top e_i), \qquad
@@ -29,23 +29,23 @@ class UPGrad(GramianAggregator):
 
     By duality :math:`\pi_J(J^\top u) = J^\top w`, where :math:`w` minimises :math:`v^\top H v` over
     :math:`v \succeq u` with :math:`H = G = J J^\top`: :math:`m` programs in :math:`m` unknowns.
-    With ``reg`` the programs are those of :math:`H = G / \operatorname{tr} G + \text{reg}\, I`.
+    With ``reg > 0``, the programs use :math:`H = G / \operatorname{tr} G + \text{reg}\, I`.
 
-    The properties are those of ``reg=0``, the definition. With ``reg > 0`` an objective whose
-    gradient is small may lose: :math:`g_i^\top \mathcal A(J) \ge -\text{reg}\,
-    \operatorname{tr}(G)\, w_i`, which in exchange keeps it from stopping all others.
+    The claimed properties hold for ``reg=0``, the definition. With ``reg > 0``, an objective with a
+    small gradient may get worse: :math:`g_i^\top \mathcal A(J) \ge -\text{reg}\,
+    \operatorname{tr}(G)\, w_i`. In exchange, such an objective does not block the others.
 
     Args:
-        preference: The :math:`p_i`, one positive number per objective, in their
-            order or by name; ``None`` is 1/m each.
-        reg: Regularisation relative to the trace of the Gramian; 0 is the definition of the paper.
-        solver: ``"auto"``, ``"batched"``, or the name of a solver of ``qpsolvers``.
-        tolerance: The residual up to which a program counts as solved, on the scale where all
-            gradients have norm 1. ``None`` follows the precision of the Gramian: 1e-12 for float64,
-            1e-6 for others; 0 is exact. With up to 64 objectives it is always exact.
+        preference: The :math:`p_i`, one positive number per objective, in order or by name;
+            ``None`` is 1/m each.
+        reg: Regularisation relative to the trace of the Gramian; 0 is the definition in the paper.
+        solver: ``"auto"``, ``"batched"``, or the name of a ``qpsolvers`` solver.
+        tolerance: The KKT residual at which a quadratic program counts as solved, for gradients
+            scaled to norm 1. ``None`` depends on the dtype of the Gramian: 1e-12 for float64, 1e-6
+            otherwise; 0 solves exactly. Up to 64 objectives are always solved exactly.
 
     Attributes:
-        residual: The residual that the last weights reached; ``None`` before the first.
+        residual: The KKT residual of the last weights; ``None`` before the first call.
 
     Raises:
         ArgumentError: If a preference is not positive, or ``reg`` or ``tolerance`` is negative.

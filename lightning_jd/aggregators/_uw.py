@@ -15,12 +15,12 @@ class UW(LearnedBalancer):
         \min_{\theta, s} \sum_{i=1}^{m} \tfrac12 \bigl(e^{-s_i} \ell_i(\theta) + s_i\bigr), \qquad
         w_i = \tfrac12 e^{-s_i}
 
-    The log-variances begin with 0 and are learned by an Adam of their own, whose state is part of
-    the state dict. The optimizer of the module is not concerned. Weights are those before the step
-    of Adam, as if one optimizer had taken both steps at once.
+    The log-variances :math:`s` start at 0. A separate Adam learns them; its state is part of the
+    state dict, and the optimizer of the module is not involved. The weights are those before the
+    Adam step, as if one optimizer updated both at once.
 
     Args:
-        lr: The learning rate of that Adam, positive.
+        lr: Learning rate of that Adam; positive.
 
     Raises:
         ArgumentError: If the learning rate is not positive and finite.
@@ -30,7 +30,7 @@ class UW(LearnedBalancer):
         >>> balancer = UW(lr=0.1)
         >>> for _ in range(500):
         ...     weights = balancer.weights(torch.tensor([0.5, 2.0]))
-        >>> weights  # 1 / (2 loss), where the sum is least
+        >>> weights  # 1 / (2 loss), the minimum over s
         tensor([1.0000, 0.2500])
 
     References:

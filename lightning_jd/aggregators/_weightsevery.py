@@ -18,34 +18,35 @@ from lightning_jd.errors import ArgumentError
 
 @register
 class WeightsEvery(StatefulGramianAggregator):
-    r"""Keeps the weights of another aggregator for some steps.
+    r"""Computes the weights of another aggregator every n-th step and reuses them in between.
 
     .. math::
         \mathcal A(J_t) = J_t^\top w_{\lfloor t / n \rfloor n}, \qquad w_t = w(J_t J_t^\top)
 
-    In a step between, the weights are known before anything is differentiated: no Jacobian is
-    computed, and the step is one ordinary backward pass. They are kept by the name of the task. A
-    task that comes in a step between gets the mean of the weights of the others. What the other
-    aggregator promises does not hold in the steps between; it is weighted, and nothing else is
-    claimed.
+    In the other steps the weights are known before the backward pass, so no Jacobian is computed
+    and the step costs one ordinary backward pass. Weights are stored by task name. A task that
+    appears in such a step gets the mean weight of the others. The guarantees of the wrapped
+    aggregator do not hold in these steps, so the only claimed property is that the update is a
+    weighted sum of the rows.
 
-    Groups of parameters would need a backward pass each; they are refused.
+    Parameter groups are refused, because each would require a backward pass of its own.
 
     Args:
-        aggregator: The other one, which must be weighted: a name, a dict with name and arguments,
-            or an object.
-        n: Every how many steps weights are computed, at least 1.
+        aggregator: The wrapped aggregator, which must compute weights: a name, a dict with a name
+            and arguments, or an object.
+        n: The number of steps between two computations of the weights; at least 1.
 
     Raises:
-        ArgumentError: If the other one is not weighted, or needs two samples, or n is too small.
+        ArgumentError: If the wrapped aggregator does not compute weights or requires two samples,
+            or if n is less than 1.
 
     Example:
         >>> WeightsEvery("upgrad", n=8).n
         8
 
     References:
-        Navon et al., *Multi-Task Learning as a Bargaining Game*, ICML 2022, who do so for their
-        method.
+        Navon et al., *Multi-Task Learning as a Bargaining Game*, ICML 2022, which does this for
+        Nash-MTL.
     """
 
     properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
@@ -60,8 +61,8 @@ class WeightsEvery(StatefulGramianAggregator):
         inner = resolve(aggregator)
         if not isinstance(inner, GramianAggregator) or inner.halves:
             raise ArgumentError(
-                "`aggregator` must be weighted, and by one sample, so that there are weights to "
-                f"keep, got {inner.label}. Choose for instance 'upgrad'."
+                f"`aggregator` must compute weights from one sample, got {inner.label}. Choose for "
+                "instance 'upgrad'."
             )
         self.aggregator = inner
         self.ask_like(inner)
@@ -70,7 +71,7 @@ class WeightsEvery(StatefulGramianAggregator):
 
     @override
     def turn(self) -> Method:
-        """One that computes weights in every n-th step, and one that knows them in the others."""
+        """A method that computes the weights, or one that reuses them."""
         self._turns += 1
         return _Computed(self) if (self._turns - 1) % self.n == 0 else _Known(self)
 
@@ -78,8 +79,8 @@ class WeightsEvery(StatefulGramianAggregator):
     def weigh(self, gramian: Tensor, step: Step) -> Tensor:
         if step.group is not None:
             raise ArgumentError(
-                f"WeightsEvery must be used without groups of parameters, got {step.group!r}: a "
-                "step between would need a backward pass for each of them."
+                f"WeightsEvery cannot be combined with parameter groups, got group {step.group!r}: "
+                "each group would require a backward pass of its own."
             )
         memory = self.memory(step)
         weights = self.aggregator.weigh(gramian, step)
@@ -87,7 +88,7 @@ class WeightsEvery(StatefulGramianAggregator):
         return weights
 
     def kept(self, step: Step) -> Tensor:
-        """The weights of a step between, shape (m,)."""
+        """The weights to reuse, shape (m,)."""
         memory = self.memory(step)
         unknown = torch.full((len(step.names),), torch.nan, dtype=torch.float64)
         weights = memory.recall("weight", step.names, unknown)
@@ -98,30 +99,30 @@ class WeightsEvery(StatefulGramianAggregator):
 
     @override
     def reset(self) -> None:
-        """Forget everything, also what the other aggregator keeps."""
+        """Reset the state, including that of the wrapped aggregator."""
         super().reset()
         self._turns = 0
         self.aggregator.reset()
 
     @override
     def end_epoch(self) -> None:
-        """Tell the other aggregator."""
+        """Forward the call to the wrapped aggregator."""
         self.aggregator.end_epoch()
 
     @override
     def get_extra_state(self) -> dict[str, Any]:
-        """The kept weights, and the number of steps."""
+        """The stored weights and the number of steps."""
         return {**super().get_extra_state(), "turns": self._turns}
 
     @override
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Continue where ``state`` was taken."""
+        """Restore the state."""
         super().set_extra_state(state)
         self._turns = state["turns"]
 
     @override
     def extra_repr(self) -> str:
-        """The number of steps; the other aggregator is shown below."""
+        """The number of steps; torch shows the wrapped aggregator below it."""
         return f"n={self.n}"
 
 

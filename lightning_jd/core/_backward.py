@@ -39,46 +39,44 @@ def backward(
 ) -> Report:
     r"""Aggregate the gradients of several losses into ``.grad``.
 
-    With J the Jacobian of the losses (one row per loss, one column per parameter entry), the
-    gradient that is added to ``.grad`` is
+    With J the Jacobian of the losses (one row per loss, one column per parameter entry), it adds to
+    ``.grad``
 
     .. math:: \mathcal A(J) = J^\top w, \qquad w = \text{weights}(J J^\top).
 
-    Gradients are added to what ``.grad`` holds, and hooks of the parameters run, as with
-    ``Tensor.backward``.
+    As with ``Tensor.backward``, the gradient is accumulated into ``.grad`` and parameter hooks run.
 
     Args:
         losses: A 1-D tensor (one loss per instance), a 2-D tensor (instance and task), a list of
-            scalars, or a dict of named scalars, where ``None`` is a task without a loss.
-        params: A module, tensors or (name, tensor) pairs; those that require no gradient are left
-            out.
-        aggregator: A name such as ``"upgrad"``, an aggregator or balancer, or a dict with its name
-            and arguments. One that keeps a state must be an object, the same in every call.
-        select: The parameters that are aggregated: ``"all"``; ``"shared"``, those that more than
-            one task reaches; a name pattern (``"encoder.*"``) or a list of them; or a function of
-            name and parameter. The others get their plain gradient, that of the sum over tasks of
-            the mean over instances. So a head keeps the gradient of its own loss.
-        groups: ``None`` to aggregate all selected parameters together, ``"layer"`` for one
-            aggregation per module, or a function from the name of a parameter to its group. Every
-            group costs a backward pass of its own.
-        memory: ``"fast"`` keeps activation gradients; ``"low"`` keeps less, and ends with an
-            ordinary backward where that would still be much.
-        retain_graph: Whether the losses can be differentiated again afterwards; otherwise their
-            graph may be freed.
-        split: How a scalar is read: ``"terms"`` of its sum, ``"instances"`` of its batch,
-            ``"auto"``, or a dict with ``by`` and ``names``, see
-            :class:`lightning_jd.engines.Split`. ``None`` makes a scalar one objective.
-        weights_from: What weights are computed from: the gradients at the ``"parameters"``; those
-            at the ``"features"``, the activations where tasks part; at the last activations of a
-            module, by its name or a pattern of names; or at an activation. See
+            scalars, or a dict of named scalars; ``None`` marks a task without a loss.
+        params: A module, tensors or (name, tensor) pairs; tensors that require no gradient are
+            ignored.
+        aggregator: A name such as ``"upgrad"``, a dict with a name and arguments, or an aggregator
+            or balancer. A stateful one must be the same object in every call.
+        select: The parameters to aggregate: ``"all"``; ``"shared"`` for those that more than one
+            task reaches; a name pattern (``"encoder.*"``) or a list of patterns; or a function of
+            name and parameter. The other parameters get their plain gradient: the sum over tasks of
+            the mean over instances. So each head keeps the gradient of its own loss.
+        groups: ``None`` to aggregate all selected parameters together, ``"layer"`` to aggregate
+            each module separately, or a function from a parameter name to its group. Each group
+            costs one more backward pass.
+        memory: ``"fast"`` stores activation gradients. ``"low"`` stores fewer, and runs a second
+            backward pass where they are large.
+        retain_graph: Whether to keep the graph, so that the losses can be differentiated again.
+        split: How to split a scalar loss: into the ``"terms"`` of its sum, into the ``"instances"``
+            of its batch, ``"auto"``, or a dict with ``by`` and ``names``
+            (:class:`lightning_jd.engines.Split`). With ``None``, a scalar is one objective.
+        weights_from: The gradients from which the weights are computed: ``"parameters"``;
+            ``"features"`` for those at the activations where the tasks branch; the name (or a name
+            pattern) of a module, for those at its output; or an activation. See
             :class:`lightning_jd.aggregators.FromFeatures`.
 
     Returns:
-        Gramian, weights, the path that each parameter took, and milliseconds.
+        The report: Gramian, weights, the path of each parameter, timings.
 
     Raises:
-        NonFiniteError: If a loss, or the gradient of one, is NaN or infinite.
-        GraphError: If a loss does not require a gradient, or none reaches a parameter.
+        NonFiniteError: If a loss or a gradient is NaN or infinite.
+        GraphError: If a loss does not require a gradient, or no loss reaches a parameter.
 
     Example:
         >>> import torch

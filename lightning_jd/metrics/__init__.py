@@ -1,8 +1,8 @@
-"""See the conflict: each metric is a function of one step and a torchmetrics ``Metric`` of many.
+"""Conflict metrics: each is a function of one step and a torchmetrics ``Metric`` over many.
 
-Those of a step take the Gramian of the gradients and, where it matters, the weights; methods
-without weights hand in ``jacobian=`` and ``update=`` instead. Those of a comparison of methods
-(:func:`delta_m`, :func:`mean_rank`, :func:`hypervolume`) take the metrics of the tasks.
+Metrics of a step take the Gramian of the gradients and, where they need them, the weights. For
+methods without weights, pass ``jacobian=`` and ``update=`` instead. Metrics that compare methods
+(:func:`delta_m`, :func:`mean_rank`, :func:`hypervolume`) take the task metrics.
 """
 
 from lightning_jd.metrics._alignment import Direction

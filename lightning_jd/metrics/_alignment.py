@@ -12,7 +12,7 @@ from lightning_jd.metrics._unit import check_weights, single_or_double, unit_gra
 
 
 class Direction(NamedTuple):
-    """What the angles need to know of an update d that is neither weights nor a vector at hand.
+    """An update d, given by its inner products with the gradients and its length.
 
     Attributes:
         products: Inner product of each gradient with d, shape ``(m,)``.
@@ -36,7 +36,7 @@ class Direction(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence["Direction"]) -> "Direction":
-        """The update that consists of these parts, each in parameters of its own."""
+        """The update made of these parts, each over its own parameters."""
         products = torch.stack([part.products for part in parts])
         return cls(products.sum(dim=0), torch.stack([part.squared_length for part in parts]).sum())
 

@@ -10,10 +10,10 @@ from lightning_jd.metrics._unit import TOLERANCE, check_tolerance, share_below, 
 
 
 def conflict_rate(gramian: Tensor, *, tolerance: float = TOLERANCE) -> Tensor:
-    """Share of the pairs of objectives whose gradients conflict.
+    """Fraction of the pairs of objectives whose gradients conflict.
 
     Args:
-        gramian: The Gramian of the Jacobian, shape ``(m, m)``; without a pair the share is 0.
+        gramian: The Gramian, shape ``(m, m)``; for m = 1 the result is 0.
         tolerance: Pairs conflict if their cosine is below ``-tolerance``.
 
     Example:
@@ -32,7 +32,7 @@ def rate_of_cosines(C: Tensor, tolerance: float) -> Tensor:
 
 
 class ConflictRate(StreamingMetric):
-    """:func:`conflict_rate` over all pairs of all updates of all processes; every pair counts once.
+    """Running :func:`conflict_rate` over the pairs of all updates and processes.
 
     Args:
         tolerance: See :func:`conflict_rate`.
@@ -59,13 +59,13 @@ class ConflictRate(StreamingMetric):
 
     @override
     def update(self, gramian: Tensor, weights: Tensor | None = None) -> None:
-        """Add the Gramian (m, m) of one update; the weights do not matter."""
+        """Add the Gramian (m, m) of one update; the weights are ignored."""
         m = len(gramian)
         rate = conflict_rate(gramian, tolerance=self.tolerance)
         self.record(rate.reshape(1), weight=m * (m - 1) / 2)
 
     @override
     def compute(self) -> Tensor:
-        """The share over all pairs; 0 if there was never a pair."""
+        """The fraction over all pairs; 0 if there was no pair."""
         rate = super().compute()
         return rate if self.update_count == 0 else rate.nan_to_num(nan=0.0)

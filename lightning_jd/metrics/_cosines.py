@@ -34,11 +34,11 @@ class PairwiseCosine(Metric):
     """Mean of :func:`pairwise_cosines` over all updates of all processes, for named objectives.
 
     Args:
-        names: The objectives. An update without some of them leaves their pairs as they were.
+        names: The objectives. An update may cover a part of them.
         kwargs: For :class:`torchmetrics.Metric`.
 
     Raises:
-        ArgumentError: If there is no name, or one twice.
+        ArgumentError: If ``names`` is empty or has duplicates.
 
     Example:
         >>> metric = PairwiseCosine(["depth", "normals", "labels"])
@@ -68,12 +68,12 @@ class PairwiseCosine(Metric):
 
         Args:
             gramian: Shape ``(m, m)``.
-            names: Whose rows these are, if not all objectives in order. In a collection of
-                metrics, the weights come here, which do not matter.
+            names: The objectives of the rows; all of them in order by default. In a
+                ``MetricCollection`` this position receives the weights, which are ignored.
 
         Raises:
-            UnknownNameError: If a name is not one of the metric's.
-            ShapeError: If there is not one name per row.
+            UnknownNameError: If the metric does not have this name.
+            ShapeError: If the number of names differs from the number of rows.
         """
         C = pairwise_cosines(gramian)
         names = None if isinstance(names, Tensor) else names
@@ -83,7 +83,7 @@ class PairwiseCosine(Metric):
         self.count.index_put_(cell, torch.ones_like(C).to(self.count), accumulate=True)
 
     def extended(self, names: Sequence[str]) -> "PairwiseCosine":
-        """A new metric that also knows these names, with all that this one has seen."""
+        """A copy of this metric, with its state, that also has these names."""
         everybody = dict.fromkeys([*self.names, *names])
         wider = PairwiseCosine(tuple(everybody), sync_on_compute=self.sync_on_compute)
         wider.to(self.device)
@@ -95,16 +95,16 @@ class PairwiseCosine(Metric):
 
     @override
     def compute(self) -> Tensor:
-        """The mean cosines (m, m); NaN where two objectives never came together."""
+        """The mean cosines (m, m); NaN for two objectives that never occurred together."""
         return self.total / self.count
 
     @override
     def plot(self, val: Tensor | None = None, ax: Axes | None = None) -> tuple[Figure, Axes]:
-        """Draw the heat map with the names of the objectives.
+        """Plot the cosines as a heat map.
 
         Args:
-            val: The result to draw; :meth:`compute` unless given.
-            ax: Where to draw; a new figure unless given.
+            val: The result to plot; that of :meth:`compute` by default.
+            ax: The axes to draw on; a new figure by default.
 
         Raises:
             MissingDependencyError: If matplotlib is not installed.

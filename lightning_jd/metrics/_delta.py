@@ -20,27 +20,26 @@ def delta_m(
     higher_is_better: Better,
     convention: Convention = "drop",
 ) -> Tensor:
-    r"""Mean relative change of the metrics against the baseline, in percent.
+    r"""Mean relative change of the task metrics against single-task training, in percent.
 
     .. math:: \Delta_m = \frac{100}{k} \sum_{i=1}^{k} (-1)^{\delta_i} \frac{M_i - B_i}{|B_i|}
 
     where :math:`M_i` is the metric of task i, :math:`B_i` that of a network trained for this task
-    alone. As a *drop* :math:`\delta_i = 1` if higher is better, so that a negative number is better
-    than single-task training (Navon et al.); as a *gain* it is the other way round (Maninis et
-    al.).
+    alone. For a *drop* (Navon et al.), :math:`\delta_i = 1` if higher is better, so negative values
+    are better than single-task training. For a *gain* (Maninis et al.), the sign is reversed.
 
     Args:
         values: The metrics of each task, shape (..., k).
-        baseline: Those of single-task training, shape (k,), none of them zero.
-        higher_is_better: For all tasks, or for each.
+        baseline: The metrics of single-task training, shape (k,), all non-zero.
+        higher_is_better: One bool for all tasks, or one per task.
         convention: ``"drop"`` or ``"gain"``.
 
     Returns:
         Shape (...).
 
     Raises:
-        ShapeError: If the shapes do not fit.
-        ArgumentError: If an entry of the baseline is zero, or there is no such convention.
+        ShapeError: If the shapes do not match.
+        ArgumentError: If an entry of the baseline is zero, or the convention is unknown.
 
     Example:
         An accuracy that falls from 0.8 to 0.6 is 25 % worse, an error that falls from 4 to 3 is
@@ -69,7 +68,7 @@ def delta_m(
 
 
 class DeltaM(Metric):
-    """:func:`delta_m`, averaged over updates: one update for each seed or each evaluation.
+    """Mean of :func:`delta_m` over updates, one per seed or evaluation.
 
     Args:
         baseline: See :func:`delta_m`.
@@ -111,5 +110,5 @@ class DeltaM(Metric):
 
     @override
     def compute(self) -> Tensor:
-        """The mean; NaN of nothing."""
+        """The mean; NaN before the first update."""
         return self.total / self.count

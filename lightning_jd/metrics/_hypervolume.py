@@ -15,24 +15,24 @@ from lightning_jd.metrics._tasks import Better, check_tasks, towards_better
 def hypervolume(
     points: Tensor, reference: Tensor | Sequence[float], higher_is_better: Better
 ) -> Tensor:
-    r"""Volume of all that is worse than one of the points and better than the reference, exactly.
+    r"""Exact volume of the region dominated by the points and bounded by the reference.
 
     .. math:: \lambda\Bigl(\bigcup_{p} \prod_{i=1}^{k} [r_i, p_i]\Bigr)
 
-    (for tasks of which a high value is better) with the reference :math:`r`. Points that are not
-    better than the reference in every task add nothing. Computed by slices along the last task,
-    each of which is a problem with one task less: up to :math:`n^{k-1}` operations for n points.
+    with the reference :math:`r`, if higher values are better. Points that do not dominate the
+    reference contribute nothing. The computation slices along the last task and recurses: up to
+    :math:`n^{k-1}` operations for n points.
 
     Args:
-        points: Metrics of each solution, shape (n, k).
-        reference: A bad value of each task, shape (k,).
-        higher_is_better: For all tasks, or for each.
+        points: The task metrics of each solution, shape (n, k).
+        reference: The reference point, worse than the solutions in every task, shape (k,).
+        higher_is_better: One bool for all tasks, or one per task.
 
     Returns:
-        A scalar in float64; zero of nothing.
+        A float64 scalar; 0 without points.
 
     Raises:
-        ShapeError: If the shapes do not fit.
+        ShapeError: If the shapes do not match.
 
     Example:
         Two overlapping rectangles, 3 x 1 and 1 x 2:
@@ -86,7 +86,7 @@ def _undominated(boxes: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
 
 
 class Hypervolume(Metric):
-    """:func:`hypervolume` of all points that were added.
+    """The :func:`hypervolume` of all added points.
 
     Args:
         reference: See :func:`hypervolume`.
@@ -118,7 +118,7 @@ class Hypervolume(Metric):
 
     @override
     def compute(self) -> Tensor:
-        """The volume; zero of nothing."""
+        """The volume; 0 before the first update."""
         # After a reduction over processes this is one tensor instead of a list.
         points = [self.points] if isinstance(self.points, Tensor) else self.points
         together = torch.cat(points) if points else torch.empty(0, len(self.reference))

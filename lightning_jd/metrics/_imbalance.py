@@ -11,7 +11,7 @@ from lightning_jd.metrics._unit import single_or_double, unit_gramian
 
 
 def gradient_norms(gramian: Tensor) -> Tensor:
-    r"""Length of each gradient, :math:`\sqrt{G_{ii}}`, shape ``(m,)``.
+    r"""Norm of each gradient, :math:`\sqrt{G_{ii}}`, shape ``(m,)``.
 
     Example:
         >>> gradient_norms(torch.tensor([[9.0, -3.0], [-3.0, 4.0]]))
@@ -21,16 +21,15 @@ def gradient_norms(gramian: Tensor) -> Tensor:
 
 
 def norm_imbalance(gramian: Tensor) -> Tensor:
-    r"""Typical factor between the length of a gradient and the geometric mean of all lengths.
+    r"""Geometric standard deviation of the gradient norms.
 
-    The geometric standard deviation of the norms :math:`n_i = \sqrt{G_{ii}}`,
+    With the norms :math:`n_i = \sqrt{G_{ii}}` of the non-zero gradients,
 
     .. math::
         \exp \sqrt{\tfrac 1m \sum_i (\log n_i - \overline{\log n})^2},
 
-    over the gradients that do not vanish: 1 if all have one length, 10 if they typically are ten
-    times as long or as short as the middle. Unlike the ratio of the extremes, one odd training
-    example among many hardly moves it.
+    It is 1 if all norms are equal, and 10 if a norm typically differs from the geometric mean by a
+    factor of ten. Unlike the ratio of the extremes, it is robust to a single outlier.
 
     Args:
         gramian: :math:`G`, shape ``(m, m)``.
@@ -79,5 +78,5 @@ class NormImbalance(StreamingMetric):
 
     @override
     def compute(self) -> Tensor:
-        """The geometric mean of the factors."""
+        """The geometric mean over all updates."""
         return torch.pow(10.0, self.mean()[0])

@@ -25,7 +25,7 @@ def positions(present: Sequence[str] | None, names: tuple[str, ...], m: int) -> 
         m: How many objectives there are in this update.
 
     Raises:
-        UnknownNameError: If a name is not one of the metric's.
+        UnknownNameError: If the metric does not have this name.
         ShapeError: If there are not m names.
 
     Example:

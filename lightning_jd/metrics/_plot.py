@@ -76,7 +76,7 @@ def draw_curves(
 
     Args:
         curves: The lines; several are named in a legend.
-        ax: Where to draw; a new figure unless given.
+        ax: The axes to draw on; a new figure by default.
         title: What is shown.
         ylabel: The unit.
         limits: What the vertical axis shows at least, so that noise does not fill the picture;

@@ -23,7 +23,7 @@ def predicted_change(
     jacobian: Tensor | None = None,
     update: Tensor | None = None,
 ) -> Tensor:
-    r"""First-order change of each loss by one step of plain SGD along :math:`-d = -J^\top w`.
+    r"""First-order change of each loss in one plain SGD step along :math:`-d = -J^\top w`.
 
     .. math:: f(x - \eta d) - f(x) \approx -\eta J d = -\eta G w .
 
@@ -31,11 +31,12 @@ def predicted_change(
         gramian: :math:`G = J J^\top`, shape ``(m, m)``.
         weights: :math:`w`, shape ``(m,)``.
         learning_rate: :math:`\eta`.
-        jacobian: :math:`J`, shape ``(m, n)``: for methods without weights, together with ...
-        update: ... :math:`d`, shape ``(n,)``.
+        jacobian: :math:`J`, shape ``(m, n)``: for methods without weights, together with
+            ``update``.
+        update: :math:`d`, shape ``(n,)``.
 
     Returns:
-        Shape ``(m,)``; negative entries promise an improvement.
+        Shape ``(m,)``; negative entries predict an improvement.
 
     Raises:
         ArgumentError: If neither pair of arguments is complete.
@@ -64,17 +65,17 @@ def predicted_change(
 class PredictedChange(Metric):
     """Mean predicted and realised change of each named loss, over all updates of all processes.
 
-    A ratio of 1 says that the linear model of :func:`predicted_change` holds; above 0 and below 1
-    that curvature eats a part of the promise (the learning rate is high), below 0 that the loss
-    rises where it should fall. The two losses have to come from the same data: between two batches,
-    the change of the data is in the difference too.
+    A ratio of 1 means that the linear model of :func:`predicted_change` holds. Between 0 and 1,
+    curvature cancels a part of the predicted change: the learning rate is high. Below 0, the loss
+    rises where it should fall. Both losses must come from the same data; otherwise the difference
+    also contains the change of the data.
 
     Args:
         names: The objectives.
         kwargs: For :class:`torchmetrics.Metric`.
 
     Raises:
-        ArgumentError: If there is no name, or one twice.
+        ArgumentError: If ``names`` is empty or has duplicates.
 
     Example:
         >>> metric = PredictedChange(["depth", "normals"])
@@ -106,14 +107,15 @@ class PredictedChange(Metric):
         """Add one step.
 
         Args:
-            predicted: What :func:`predicted_change` says, shape ``(m,)``.
+            predicted: The result of :func:`predicted_change`, shape ``(m,)``.
             before: The losses at which it was computed, shape ``(m,)``.
             after: The losses of the same data after the step, shape ``(m,)``.
-            names: Whose losses these are, if not all objectives in order.
+            names: The objectives of the losses; all of them in order by default.
 
         Raises:
-            ShapeError: If the shapes differ, or there is not one name per loss.
-            UnknownNameError: If a name is not one of the metric's.
+            ShapeError: If the shapes differ, or the number of names differs from the number of
+                losses.
+            UnknownNameError: If the metric does not have this name.
         """
         if not (predicted.ndim == 1 and predicted.shape == before.shape == after.shape):
             raise ShapeError(
@@ -128,7 +130,7 @@ class PredictedChange(Metric):
 
     @override
     def compute(self) -> dict[str, Tensor]:
-        """Means per objective, and the least-squares ratio of realised to predicted, each (m,)."""
+        """Means per objective and the least-squares ratio of realised to predicted, each (m,)."""
         predicted, realised, squares, products, count = self.sums
         return {
             "predicted": predicted / count,
@@ -140,11 +142,11 @@ class PredictedChange(Metric):
     def plot(
         self, val: dict[str, Tensor] | None = None, ax: Axes | None = None
     ) -> tuple[Figure, Axes]:
-        """Draw the predicted beside the realised change of each objective.
+        """Plot the predicted and the realised change of each objective.
 
         Args:
-            val: The result to draw; :meth:`compute` unless given.
-            ax: Where to draw; a new figure unless given.
+            val: The result to plot; that of :meth:`compute` by default.
+            ax: The axes to draw on; a new figure by default.
 
         Raises:
             MissingDependencyError: If matplotlib is not installed.

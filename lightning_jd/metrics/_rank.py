@@ -12,22 +12,22 @@ from lightning_jd.metrics._tasks import Better, check_tasks, towards_better
 
 
 def mean_rank(values: Tensor, higher_is_better: Better) -> Tensor:
-    """Rank of every method in every task, 1 the best, averaged over the tasks.
+    """Mean over the tasks of the rank of each method; 1 is the best.
 
-    Equal methods share the mean of their places; one without a value (NaN) comes last.
+    Ties get the mean of their ranks; NaN ranks last.
 
     Args:
-        values: Metrics, shape (methods, k).
-        higher_is_better: For all tasks, or for each.
+        values: The task metrics, shape (methods, k).
+        higher_is_better: One bool for all tasks, or one per task.
 
     Returns:
         Shape (methods,).
 
     Raises:
-        ShapeError: If the shapes do not fit.
+        ShapeError: If the shapes do not match.
 
     Example:
-        Accuracy and error of three methods, of which two are equally accurate:
+        Accuracy and error of three methods, two of them equally accurate:
 
         >>> mean_rank(torch.tensor([[0.9, 2.0], [0.9, 1.0], [0.5, 3.0]]), [True, False])
         tensor([1.7500, 1.2500, 3.0000], dtype=torch.float64)
@@ -46,10 +46,10 @@ def mean_rank(values: Tensor, higher_is_better: Better) -> Tensor:
 
 
 class MeanRank(Metric):
-    """:func:`mean_rank`, averaged over updates: one for each seed or dataset.
+    """Mean of :func:`mean_rank` over updates, one per seed or dataset.
 
     Args:
-        methods: How many are compared.
+        methods: The number of methods.
         higher_is_better: See :func:`mean_rank`.
         kwargs: For :class:`torchmetrics.Metric`.
 
@@ -85,5 +85,5 @@ class MeanRank(Metric):
 
     @override
     def compute(self) -> Tensor:
-        """The mean of the ranks of each method, shape (methods,); NaN of nothing."""
+        """The mean rank of each method, shape (methods,); NaN before the first update."""
         return self.total / self.count

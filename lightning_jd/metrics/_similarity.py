@@ -22,17 +22,18 @@ def similarity_to_mean(
         \frac{\langle d, d_0 \rangle}{\lVert d \rVert \lVert d_0 \rVert}, \qquad
         d = J^\top w, \quad d_0 = J^\top (\tfrac 1m, \dots, \tfrac 1m),
 
-    where the rows of :math:`J` are the gradients of the m objectives. It is 1 for the mean itself;
-    a low value says that there is conflict, that norms are imbalanced, and that the method cares.
+    where the rows of :math:`J` are the gradients of the m objectives. It is 1 for the mean itself.
+    A low value means that the method changes the update, because of conflict or imbalanced norms.
 
     Args:
         gramian: :math:`G = J J^\top`, shape ``(m, m)``.
         weights: :math:`w`, shape ``(m,)``.
-        jacobian: :math:`J`, shape ``(m, n)``: for methods without weights, together with ...
-        update: ... :math:`d`, shape ``(n,)``.
+        jacobian: :math:`J`, shape ``(m, n)``: for methods without weights, together with
+            ``update``.
+        update: :math:`d`, shape ``(n,)``.
 
     Returns:
-        A number in [-1, 1]; 0 if one of the two updates vanishes.
+        A number in [-1, 1]; 0 if one of the two updates is zero.
 
     Raises:
         ArgumentError: If neither pair of arguments is complete.

@@ -13,7 +13,7 @@ from lightning_jd.metrics._unit import unit_gramian
 
 
 def stationarity_distance(gramian: Tensor) -> Tensor:
-    r"""Length of the shortest convex combination of the gradients, relative to their mean length.
+    r"""Norm of the shortest convex combination of the gradients, relative to their mean norm.
 
     .. math::
         \frac{\min_{w \succeq 0,\, \sum w_i = 1} \lVert J^\top w \rVert}
@@ -21,9 +21,9 @@ def stationarity_distance(gramian: Tensor) -> Tensor:
 
     The rows :math:`g_i` of :math:`J` are the gradients. The value is 0 exactly at *weakly
     stationary* points, among them all Pareto optima, where some combination of the gradients
-    vanishes; it is 1 if all gradients are equal. It costs one exact least-norm program in m
-    unknowns, solved on the host. Lengths below the square root of the rounding of ``gramian``
-    (3e-4 in float32) cannot be told from 0.
+    vanishes; it is 1 if all gradients are equal. It solves one quadratic program in m unknowns,
+    exactly, on the host. Values below the square root of the rounding error of ``gramian`` (3e-4 in
+    float32) are indistinguishable from 0.
 
     Args:
         gramian: :math:`G = J J^\top`, shape ``(m, m)``.

@@ -15,12 +15,12 @@ _BINS = 256
 
 
 class History(NamedTuple):
-    """Mean and standard deviation of k numbers over stretches of updates.
+    """Mean and standard deviation of k values over bins of consecutive updates.
 
     Attributes:
-        updates: The number of the update in the middle of each stretch, (t,).
-        mean: (t, k), NaN where nothing was recorded.
-        deviation: (t, k), over the updates and processes of a stretch.
+        updates: The index of the update in the middle of each bin, (t,).
+        mean: (t, k), NaN if nothing was recorded.
+        deviation: (t, k), over the updates and processes of a bin.
     """
 
     updates: Tensor
@@ -29,18 +29,18 @@ class History(NamedTuple):
 
 
 class StreamingMetric(Metric):
-    """The mean of ``labels`` numbers over all updates of all processes.
+    """Base class: the running mean of named values over all updates and processes.
 
-    The history has at most 256 stretches; when they are full, neighbours are merged and every
-    stretch covers twice as many updates. Memory is constant, and every state is a sum. Processes
-    have to make equally many updates (up to the width of a stretch), as under DDP.
+    The history has at most 256 bins. When they are full, neighbouring bins are merged, so each
+    covers twice as many updates. Memory is constant, and every state is a sum. All processes must
+    make the same number of updates (up to the width of a bin), as under DDP.
 
-    Subclasses call :meth:`record` from ``update``. Every metric can be given a Gramian and weights,
-    ``update(G, w)``, whatever it needs of them, so that they go into one
+    Subclasses call :meth:`record` from ``update``. Every metric accepts a Gramian and weights,
+    ``update(G, w)``, and uses what it needs, so all of them work in one
     ``torchmetrics.MetricCollection``. Before the first update the result is NaN.
 
     Args:
-        labels: The names of the numbers.
+        labels: The names of the values.
         kwargs: For :class:`torchmetrics.Metric`.
     """
 
@@ -63,7 +63,7 @@ class StreamingMetric(Metric):
         self.add_state("width", torch.tensor(1), dist_reduce_fx=_equal_widths)
 
     def record(self, values: Tensor, weight: Tensor | float = 1.0) -> None:
-        """Add the numbers (k,) of one update; ``weight`` is one number, or one for each (k,)."""
+        """Add the values (k,) of one update; ``weight`` is a scalar or has shape (k,)."""
         position, width = self.update_count - 1, 1
         while position >= _BINS * width:
             width *= 2
@@ -78,12 +78,12 @@ class StreamingMetric(Metric):
         self.count[row] += weight
 
     def mean(self) -> Tensor:
-        """The mean of each number (k,); NaN where nothing was recorded."""
+        """The mean of each value (k,); NaN if nothing was recorded."""
         count = self.count.sum(dim=0)
         return self.total.sum(dim=0) / torch.where(count > 0, count, torch.nan)
 
     def history(self) -> History:
-        """The course of the numbers over the updates of this process."""
+        """The values over the updates of this process."""
         rows = int(self.count.sum(dim=1).nonzero().max()) + 1 if bool(self.count.any()) else 0
         count = self.count[:rows]
         count = torch.where(count > 0, count, torch.nan)
@@ -94,7 +94,7 @@ class StreamingMetric(Metric):
 
     @override
     def compute(self) -> Tensor:
-        """The mean over all updates; a scalar if there is one number."""
+        """The mean over all updates; a scalar if there is one value."""
         mean = self.mean()
         return mean[0] if len(self.labels) == 1 else mean
 
@@ -102,11 +102,11 @@ class StreamingMetric(Metric):
     def plot(
         self, val: Tensor | Sequence[Tensor] | None = None, ax: Axes | None = None
     ) -> tuple[Figure, Axes]:
-        """Draw the history: the mean of each stretch and, as a band, one standard deviation.
+        """Plot the history: the mean of each bin with a band of one standard deviation.
 
         Args:
-            val: Results that were collected, one per epoch say, to be drawn instead.
-            ax: Where to draw; a new figure unless given.
+            val: Results to plot instead, for example one per epoch.
+            ax: The axes to draw on; a new figure by default.
 
         Raises:
             MissingDependencyError: If matplotlib is not installed.
@@ -117,7 +117,7 @@ class StreamingMetric(Metric):
         return draw_curves(curves, ax=ax, title=self.title, ylabel=self.ylabel, limits=self.limits)
 
     def curves(self) -> list[Curve]:
-        """One curve per number, ready to be drawn."""
+        """One curve per value, for plotting."""
         updates, mean, deviation = (part.tolist() for part in self.history())
         columns = zip(zip(*mean, strict=True), zip(*deviation, strict=True), strict=True)
         return [
@@ -142,7 +142,8 @@ def _merge_neighbours(state: Tensor) -> Tensor:
 def _equal_widths(widths: Tensor) -> Tensor:
     if bool((widths != widths[0]).any()):
         raise ArgumentError(
-            "All processes must make about equally many updates, got stretches of "
-            f"{widths.flatten().tolist()} updates. Reset the metric at the same step everywhere."
+            "All processes must make about equally many updates, got bins of "
+            f"{widths.flatten().tolist()} updates. Reset the metric at the same step on all "
+            "processes."
         )
     return widths[0]

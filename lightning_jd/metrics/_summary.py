@@ -38,7 +38,7 @@ class Summary(NamedTuple):
     values: Tensor
 
     def to_dict(self) -> dict[str, float]:
-        """Name to number; one copy from the device."""
+        """The values by name, with one copy from the device."""
         return dict(zip(self.names, self.values.tolist(), strict=True))
 
 
@@ -66,15 +66,17 @@ def conflict_summary(
     ``stationarity_distance``       :func:`stationarity_distance`, on request
     =============================== ===========================================================
 
-    What is not known is left out: give ``jacobian`` and ``update`` for a method without weights,
-    or neither to see the gradients only.
+    Metrics whose inputs are missing are omitted. Pass ``jacobian`` and ``update`` for a method
+    without weights, or neither for the metrics of the gradients alone.
 
     Args:
         gramian: :math:`G = J J^\top`, shape ``(m, m)``.
         weights: :math:`w`, shape ``(m,)``.
         jacobian: :math:`J`, shape ``(m, n)``.
-        update: :math:`d`, shape ``(n,)``; or a :class:`Direction`, which needs no Jacobian.
-        stationarity: Whether to solve the least-norm program too, on the host.
+        update: :math:`d`, shape ``(n,)``; or a :class:`Direction`, which does not require the
+            Jacobian.
+        stationarity: Whether to add the distance to stationarity, which solves a small quadratic
+            program on the host.
         tolerance: See :func:`dual_cone_violation`.
 
     Example:
@@ -116,7 +118,8 @@ class ConflictSummary(StreamingMetric):
     """Means of :func:`conflict_summary` over all updates of all processes, and their histories.
 
     Args:
-        stationarity: Whether to solve the least-norm program in each update, on the host.
+        stationarity: Whether to compute the distance to stationarity, which solves a small
+            quadratic program on the host in each update.
         tolerance: See :func:`dual_cone_violation`.
         kwargs: For :class:`torchmetrics.Metric`.
 
@@ -168,16 +171,16 @@ class ConflictSummary(StreamingMetric):
 
     @override
     def compute(self) -> dict[str, Tensor]:  # type: ignore[override]  # a metric of many numbers
-        """Name to mean; NaN for what was never known."""
+        """The mean of each metric by name; NaN if it was never recorded."""
         return dict(zip(self.labels, self.mean(), strict=True))
 
     @override
     def plot(self, val: Any = None, ax: Any = None) -> tuple[Figure, Any]:
-        """Draw the histories, one panel per question.
+        """Plot the histories, one panel per metric.
 
         Args:
             val: Ignored; torchmetrics passes the result of :meth:`compute`.
-            ax: Six axes to draw into; a new figure unless given.
+            ax: Six axes to draw on; a new figure by default.
 
         Raises:
             MissingDependencyError: If matplotlib is not installed.

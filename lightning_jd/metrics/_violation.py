@@ -12,13 +12,13 @@ from lightning_jd.metrics._unit import TOLERANCE, check_tolerance, share_below
 
 
 class Violation(NamedTuple):
-    """How far an update is outside the dual cone of the gradients, and how far the mean would be.
+    """How far an update, and the mean of the gradients, lie outside the dual cone.
 
     Attributes:
-        share: Share of the objectives that conflict with the update, in [0, 1].
-        worst_cosine: Least cosine between a gradient and the update, in [-1, 1].
-        mean_share: As ``share``, had the mean of the gradients been the update.
-        mean_worst_cosine: As ``worst_cosine``, for the mean of the gradients.
+        share: Fraction of the objectives that conflict with the update, in [0, 1].
+        worst_cosine: Smallest cosine between a gradient and the update, in [-1, 1].
+        mean_share: ``share`` for the mean of the gradients as the update.
+        mean_worst_cosine: ``worst_cosine`` for the mean of the gradients.
     """
 
     share: Tensor
@@ -35,26 +35,27 @@ def dual_cone_violation(
     update: Tensor | None = None,
     tolerance: float = TOLERANCE,
 ) -> Violation:
-    r"""Objectives that get worse, to first order, by the update :math:`d = J^\top w`.
+    r"""Objectives that get worse, to first order, with the update :math:`d = J^\top w`.
 
     Objective :math:`i` conflicts with :math:`d` if :math:`\cos(g_i, d) < -\text{tolerance}`, where
     :math:`g_i` is its gradient and :math:`\langle g_i, d \rangle = (G w)_i`. An update in the dual
-    cone :math:`\{d : J d \succeq 0\}` conflicts with nobody. A gradient or an update that vanishes
-    conflicts with nobody either: its cosines are 0.
+    cone :math:`\{d : J d \succeq 0\}` conflicts with no objective. Zero gradients and zero updates
+    have cosine 0 and do not conflict.
 
     Args:
         gramian: :math:`G = J J^\top`, shape ``(m, m)``.
         weights: :math:`w`, shape ``(m,)``.
-        jacobian: :math:`J`, shape ``(m, n)``: for methods without weights, together with ...
-        update: ... :math:`d`, shape ``(n,)``.
-        tolerance: What is closer to a right angle than this is no conflict; the default is just
-            above the rounding of float32.
+        jacobian: :math:`J`, shape ``(m, n)``: for methods without weights, together with
+            ``update``.
+        update: :math:`d`, shape ``(n,)``.
+        tolerance: Cosines above ``-tolerance`` do not count as conflict; the default is just above
+            the rounding error of float32.
 
     Raises:
         ArgumentError: If neither pair of arguments is complete.
 
     Example:
-        The mean of a long and a short gradient that are opposed harms the short one:
+        For two opposed gradients, the mean harms the shorter one:
 
         >>> G = torch.tensor([[9.0, -3.0], [-3.0, 1.0]])
         >>> share, worst, *_ = dual_cone_violation(G, torch.tensor([0.5, 0.5]))
@@ -69,7 +70,7 @@ def dual_cone_violation(
 
 
 class DualConeViolation(StreamingMetric):
-    """:func:`dual_cone_violation`: mean of the shares, least of the cosines, over all updates.
+    """Running :func:`dual_cone_violation`: mean fractions and minimum cosines over all updates.
 
     Args:
         tolerance: See :func:`dual_cone_violation`.
@@ -118,7 +119,7 @@ class DualConeViolation(StreamingMetric):
 
     @override
     def compute(self) -> dict[str, Tensor]:  # type: ignore[override]  # a metric of four numbers
-        """The fields of :class:`Violation`, under the names that they are logged by."""
+        """The fields of :class:`Violation`, under their logged names."""
         share, mean_share = self.mean()
         # Of nothing, the least cosine is not 1.
         worst, mean_worst = torch.where(share.isnan(), torch.nan, self.worst)

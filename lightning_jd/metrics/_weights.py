@@ -15,13 +15,13 @@ from lightning_jd.metrics._unit import single_or_double
 
 
 def weight_entropy(weights: Tensor) -> Tensor:
-    r"""Evenness of the weights: 1 if all are equal, 0 if one objective has everything.
+    r"""Normalised entropy of the weights: 1 if all are equal, 0 if one objective has all of it.
 
     .. math::
         -\frac{1}{\log m} \sum_i q_i \log q_i, \qquad q_i = \frac{|w_i|}{\sum_j |w_j|}.
 
     Args:
-        weights: :math:`w`, shape ``(m,)``. Without any weight the value is 0, with m = 1 it is 1.
+        weights: :math:`w`, shape ``(m,)``. For zero weights the result is 0; for m = 1 it is 1.
 
     Example:
         >>> weight_entropy(torch.tensor([0.5, 0.5, 0.0, 0.0]))  # log 2 / log 4
@@ -35,10 +35,10 @@ def weight_entropy(weights: Tensor) -> Tensor:
 
 
 def largest_weight(weights: Tensor) -> Tensor:
-    r"""Largest weight in units of the weight that the mean gives, :math:`m \max_i |w_i|`.
+    r"""Largest weight relative to the uniform weight 1/m: :math:`m \max_i |w_i|`.
 
-    Large values say that an objective with a small gradient is defended at a high price; they are
-    what a larger ``reg`` of UPGrad and DualProj lowers.
+    A large value means that an objective with a small gradient dominates the update. A larger
+    ``reg`` of UPGrad and DualProj reduces it.
 
     Args:
         weights: :math:`w`, shape ``(m,)``.
@@ -80,14 +80,14 @@ class WeightEntropy(StreamingMetric):
 
     @override
     def update(self, gramian: Tensor | None = None, weights: Tensor | None = None) -> None:
-        """Add the weights (m,) of one update, alone or after a Gramian.
+        """Add the weights (m,) of one update, either alone or after a Gramian.
 
         Raises:
             ArgumentError: If there are none.
         """
         used = gramian if weights is None else weights
         if used is None:
-            raise ArgumentError("`update` must get the weights of the update, got nothing.")
+            raise ArgumentError("`update` requires the weights, got none.")
         self.record(weight_entropy(used).reshape(1))
 
 
@@ -95,11 +95,11 @@ class TaskWeights(StreamingMetric):
     """Mean weight of each named objective over all updates of all processes.
 
     Args:
-        names: The objectives. An update without some of them leaves their means as they were.
+        names: The objectives. An update may cover a part of them.
         kwargs: For :class:`torchmetrics.Metric`.
 
     Raises:
-        ArgumentError: If there is no name, or one twice.
+        ArgumentError: If ``names`` is empty or has duplicates.
 
     Example:
         >>> metric = TaskWeights(["depth", "normals"])
@@ -121,13 +121,13 @@ class TaskWeights(StreamingMetric):
         """Add the weights of one update.
 
         Args:
-            weights: Shape ``(m,)``. In a collection of metrics, this is the Gramian, and the
-                weights come second.
-            names: Whose weights these are, if not all objectives in order.
+            weights: Shape ``(m,)``. In a ``MetricCollection``, the Gramian comes first and the
+                weights second.
+            names: The objectives of the weights; all of them in order by default.
 
         Raises:
-            UnknownNameError: If a name is not one of the metric's.
-            ShapeError: If there is not one name per weight.
+            UnknownNameError: If the metric does not have this name.
+            ShapeError: If the number of names differs from the number of weights.
         """
         if isinstance(names, Tensor):
             weights, names = names, None
@@ -139,7 +139,7 @@ class TaskWeights(StreamingMetric):
         self.record(values, weight=present)
 
     def extended(self, names: Sequence[str]) -> "TaskWeights":
-        """A new metric that also knows these names, with all that this one has seen."""
+        """A copy of this metric, with its state, that also has these names."""
         everybody = dict.fromkeys([*self.labels, *names])
         wider = TaskWeights(tuple(everybody), sync_on_compute=self.sync_on_compute)
         wider.to(self.device)
@@ -151,5 +151,5 @@ class TaskWeights(StreamingMetric):
 
     @override
     def compute(self) -> dict[str, Tensor]:  # type: ignore[override]  # a metric of many numbers
-        """Name to mean weight; NaN for an objective that was never there."""
+        """The mean weight by name; NaN for an objective that never occurred."""
         return dict(zip(self.labels, self.mean(), strict=True))

@@ -13,26 +13,29 @@ from lightning_jd.optim._two_rows import Products
 
 
 class Adam(Moments):
-    r"""``torch.optim.Adam`` whose first moment is aggregated with the gradient.
+    r"""``torch.optim.Adam`` that aggregates first moment and gradient instead of adding them.
 
     .. math::
         m_t = w_1\, \beta_1\, m_{t-1} + w_2\, (1 - \beta_1)\, g_t
 
-    with weights of the aggregator for the two rows. Second moment, bias correction and update are
-    those of Adam. Rows are compared as they are, not as the second moment will scale them.
+    where :math:`w` are the weights of the aggregator for these two rows. Second moment, bias
+    correction and update are those of Adam. The rows are aggregated before the second moment
+    rescales them.
 
     Args:
-        params: Parameters, or groups of them.
+        params: The parameters, or parameter groups.
         lr: The learning rate.
-        betas: Decay of the first and of the second moment.
+        betas: Decay rates of the first and second moment.
         eps: Added to the denominator.
-        weight_decay: Added to the gradient, times the parameter.
-        amsgrad: Whether the second moment never falls.
-        aggregator: A weighted aggregator; ``"mean"`` and ``"sum"`` are ``torch.optim.Adam``.
-        maximize: Whether to go upwards.
+        weight_decay: The coefficient of the L2 penalty.
+        amsgrad: Whether to use the maximum of all second moments.
+        aggregator: An aggregator that computes weights; ``"mean"`` and ``"sum"`` equal
+            ``torch.optim.Adam``.
+        maximize: Whether to maximize the objective.
 
     Raises:
-        ArgumentError: If an argument is out of its range, or the aggregator is not weighted.
+        ArgumentError: If an argument is out of its range, or the aggregator does not compute
+            weights.
     """
 
     def __init__(
@@ -68,22 +71,24 @@ class Adam(Moments):
 
 
 class AdamW(Adam):
-    """``torch.optim.AdamW`` whose first moment is aggregated with the gradient.
+    """``torch.optim.AdamW`` that aggregates first moment and gradient instead of adding them.
 
-    As :class:`Adam`, with weight decay that acts on the parameters themselves.
+    Same as :class:`Adam`, with decoupled weight decay.
 
     Args:
-        params: Parameters, or groups of them.
+        params: The parameters, or parameter groups.
         lr: The learning rate.
-        betas: Decay of the first and of the second moment.
+        betas: Decay rates of the first and second moment.
         eps: Added to the denominator.
-        weight_decay: What parameters are multiplied by is one minus this times the learning rate.
-        amsgrad: Whether the second moment never falls.
-        aggregator: A weighted aggregator; ``"mean"`` and ``"sum"`` are ``torch.optim.AdamW``.
-        maximize: Whether to go upwards.
+        weight_decay: The coefficient of the decoupled weight decay.
+        amsgrad: Whether to use the maximum of all second moments.
+        aggregator: An aggregator that computes weights; ``"mean"`` and ``"sum"`` equal
+            ``torch.optim.AdamW``.
+        maximize: Whether to maximize the objective.
 
     Raises:
-        ArgumentError: If an argument is out of its range, or the aggregator is not weighted.
+        ArgumentError: If an argument is out of its range, or the aggregator does not compute
+            weights.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class AggregatedOptimizer(Optimizer):
     per step. Momenta and parameters are updated by torch's fused kernels.
 
     Args:
-        params: Parameters, or groups of them.
+        params: The parameters, or parameter groups.
         defaults: The options.
         aggregator: A weighted aggregator: a name, a dict with name and arguments, or an object.
 
@@ -67,8 +67,8 @@ class AggregatedOptimizer(Optimizer):
         method = resolve(aggregator)
         if not isinstance(method, GramianAggregator):
             raise ArgumentError(
-                "`aggregator` of an optimizer must be weighted, because it combines momentum and "
-                f"gradient by two weights, got {method.label}. Choose for instance 'upgrad'."
+                "`aggregator` of an optimizer must compute weights, one for the momentum and one "
+                f"for the gradient, got {method.label}. Choose for instance 'upgrad'."
             )
         self.aggregator = method
         self._combine = TwoRows(method)
@@ -81,7 +81,7 @@ class AggregatedOptimizer(Optimizer):
         """Take one step.
 
         Args:
-            closure: Computes the loss and its gradients again, and returns it.
+            closure: Reevaluates the model and returns the loss.
         """
         loss = None
         if closure is not None:
@@ -151,12 +151,12 @@ class AggregatedOptimizer(Optimizer):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """The state, with that of the aggregator."""
+        """The state of the optimizer, including that of the aggregator."""
         return {**super().state_dict(), "aggregator": dict(self.aggregator.state_dict())}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where ``state_dict`` was taken, also by the ordinary optimizer."""
+        """Load a state dict, also one of the corresponding ``torch.optim`` class."""
         own = dict(state_dict)
         kept = own.pop("aggregator", None)
         super().load_state_dict(own)
@@ -203,6 +203,6 @@ def _check_supported(p: Tensor) -> None:
     for kind, found in kinds.items():
         if found:
             raise ArgumentError(
-                "Optimizers that aggregate must have dense, real and whole parameters and "
-                f"gradients, got one that is {kind}. Use the optimizer of torch for these."
+                "Optimizers that aggregate require dense, real, contiguous parameters and "
+                f"gradients, got one that is {kind}. Use the torch optimizer for these parameters."
             )

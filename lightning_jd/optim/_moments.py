@@ -19,16 +19,17 @@ class Moments(AggregatedOptimizer):
     """An optimizer with a first and a second moment.
 
     Args:
-        params: Parameters, or groups of them.
+        params: The parameters, or parameter groups.
         aggregator: A weighted aggregator.
         lr: The learning rate.
-        betas: Decay of the first and of the second moment.
+        betas: Decay rates of the first and second moment.
         eps: Added to the denominator.
         weight_decay: Added to the gradient, or taken from the parameters.
         more: Further options, which have been checked.
 
     Raises:
-        ArgumentError: If an argument is out of its range, or the aggregator is not weighted.
+        ArgumentError: If an argument is out of its range, or the aggregator does not compute
+            weights.
     """
 
     _momentum_key = "exp_avg"

@@ -16,24 +16,26 @@ from lightning_jd.optim._two_rows import Products
 
 
 class NAdam(Moments):
-    r"""``torch.optim.NAdam`` whose first moment is aggregated with the gradient.
+    r"""``torch.optim.NAdam`` that aggregates first moment and gradient instead of adding them.
 
-    The moment is that of :class:`Adam`. NAdam looks ahead: its update is the sum of moment and
-    gradient, each times its correction; this sum is taken by the aggregator too.
+    The first moment is that of :class:`Adam`. The NAdam update is a sum of moment and gradient,
+    each with its bias correction; the aggregator combines these two as well.
 
     Args:
-        params: Parameters, or groups of them.
+        params: The parameters, or parameter groups.
         lr: The learning rate.
-        betas: Decay of the first and of the second moment.
+        betas: Decay rates of the first and second moment.
         eps: Added to the denominator.
-        weight_decay: Added to the gradient, times the parameter.
-        momentum_decay: How fast the schedule of the momentum reaches its end.
-        decoupled_weight_decay: Whether weight decay acts on the parameters themselves.
-        aggregator: A weighted aggregator; ``"mean"`` and ``"sum"`` are ``torch.optim.NAdam``.
-        maximize: Whether to go upwards.
+        weight_decay: The coefficient of the L2 penalty.
+        momentum_decay: The decay rate of the momentum schedule.
+        decoupled_weight_decay: Whether to decouple the weight decay, as in AdamW.
+        aggregator: An aggregator that computes weights; ``"mean"`` and ``"sum"`` equal
+            ``torch.optim.NAdam``.
+        maximize: Whether to maximize the objective.
 
     Raises:
-        ArgumentError: If an argument is out of its range, or the aggregator is not weighted.
+        ArgumentError: If an argument is out of its range, or the aggregator does not compute
+            weights.
     """
 
     def __init__(

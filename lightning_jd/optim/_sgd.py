@@ -15,27 +15,30 @@ from lightning_jd.optim._base import AggregatedOptimizer, Batch, pieces_of, tota
 
 
 class SGD(AggregatedOptimizer):
-    r"""``torch.optim.SGD`` whose momentum is aggregated with the gradient.
+    r"""``torch.optim.SGD`` that aggregates momentum and gradient instead of adding them.
 
     .. math::
         m_t = w_1\, \mu\, m_{t-1} + w_2\, (1 - \tau)\, g_t, \qquad
         \theta_t = \theta_{t-1} - \eta\, m_t,
 
-    with weights of the aggregator for the two rows. The first momentum is the gradient. With
-    ``nesterov`` the update is :math:`w_1' \mu\, m_t + w_2' g_t`, with weights for these two rows.
+    where :math:`w` are the weights of the aggregator for these two rows. The first momentum is the
+    gradient. With ``nesterov``, the update is :math:`w_1' \mu\, m_t + w_2' g_t`, with the weights
+    for those two rows.
 
     Args:
-        params: Parameters, or groups of them.
+        params: The parameters, or parameter groups.
         lr: The learning rate :math:`\eta`.
-        momentum: :math:`\mu`; 0 is plain SGD, where there is nothing to aggregate.
+        momentum: :math:`\mu`; 0 is plain SGD.
         dampening: :math:`\tau`.
-        weight_decay: Added to the gradient, times the parameter.
-        nesterov: Whether to look ahead.
-        aggregator: A weighted aggregator; ``"mean"`` and ``"sum"`` are ``torch.optim.SGD``.
-        maximize: Whether to go upwards.
+        weight_decay: The coefficient of the L2 penalty.
+        nesterov: Whether to use Nesterov momentum.
+        aggregator: An aggregator that computes weights; ``"mean"`` and ``"sum"`` equal
+            ``torch.optim.SGD``.
+        maximize: Whether to maximize the objective.
 
     Raises:
-        ArgumentError: If an argument is out of its range, or the aggregator is not weighted.
+        ArgumentError: If an argument is out of its range, or the aggregator does not compute
+            weights.
 
     Example:
         >>> x = torch.tensor([3.0], requires_grad=True)
@@ -43,7 +46,7 @@ class SGD(AggregatedOptimizer):
         >>> for gradient in (2.0, -1.0):  # the second one opposes the momentum
         ...     x.grad = torch.tensor([gradient])
         ...     optimizer.step()
-        >>> x  # opposite rows leave nothing
+        >>> x  # opposite rows cancel
         tensor([2.], requires_grad=True)
     """
 
@@ -63,8 +66,8 @@ class SGD(AggregatedOptimizer):
     ) -> None:
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ArgumentError(
-                "`nesterov` must have a momentum and no dampening, got "
-                f"momentum={momentum} and dampening={dampening}."
+                f"`nesterov` requires a momentum and no dampening, got momentum={momentum} and "
+                f"dampening={dampening}."
             )
         defaults = {
             "lr": not_negative("lr", lr),

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a run: what conflicts, what the method does, what it costs."""
+"""The HTML report of a run: conflict, effect of the method, and cost."""
 
 from pathlib import Path
 
@@ -22,15 +22,15 @@ __all__ = [
 
 
 def report(run_dir: str, output: str | None = None, title: str | None = None) -> None:
-    """Write one HTML page with the plots of a run and a verdict in words.
+    """Write the HTML report of a run: plots and a verdict in words.
 
-    The run is the newest one in the folder: what the callback JDReport has written, or else what
-    JacobianDescent(log=True) has logged to a CSV file or to TensorBoard.
+    It uses the newest run in the folder: the file of the callback JDReport, or else what
+    JacobianDescent(log=True) has logged to CSV or TensorBoard files.
 
     Args:
         run_dir: The folder of the run.
-        output: The file to write; jd_report.html in the folder unless given.
-        title: The heading; the name of the folder unless given.
+        output: The file to write; jd_report.html in the folder by default.
+        title: The heading; the name of the folder by default.
     """
     folder = Path(run_dir)
     run = read_run(folder)

@@ -43,7 +43,7 @@ svg line.grid { stroke: var(--line); } .line { fill: none; stroke-width: 2; stro
 
 
 def page(run: Run, title: str) -> str:
-    """One HTML page that needs nothing but itself."""
+    """The report as one self-contained HTML page."""
     method = escape(run.aggregator or "an unnamed method")
     charts = "".join(_charts(run))
     return (
@@ -72,16 +72,16 @@ def _charts(run: Run) -> list[str]:
         _lines(
             run,
             "Similarity to the mean update",
-            "1: the update points where plain training would go. Lower: conflict and imbalance "
-            "make the method choose another way.",
+            "1: the update has the direction of plain training. Lower: conflict and imbalance "
+            "change it.",
             _SHARE,
             similarity_to_mean="cosine",
         ),
         _lines(
             run,
             "Objectives that get worse",
-            "Share of the objectives that conflict with the update, and with the mean update: what "
-            "would have happened without the method.",
+            "Fraction of the objectives that conflict with the update, and with the mean update, "
+            "which is plain training.",
             _SHARE,
             violation_share="this run",
             mean_violation_share="the mean instead",
@@ -89,16 +89,19 @@ def _charts(run: Run) -> list[str]:
         _lines(
             run,
             "Worst angle with a gradient",
-            "The least cosine between the update and a gradient. Below zero somebody is harmed.",
+            "Smallest cosine between the update and a gradient. Below zero, an objective gets "
+            "worse.",
             (-1.0, 1.0),
             violation_worst_cosine="this run",
             mean_violation_worst_cosine="the mean instead",
         ),
-        _per_task(run, "weight/", "Weight of each objective", "What the method multiplies with.")
+        _per_task(
+            run, "weight/", "Weight of each objective", "The weight of each gradient in the update."
+        )
         or _lines(
             run,
             "Evenness of the weights",
-            "1: all objectives weigh the same. 0: one has all the weight.",
+            "1: all objectives have equal weight. 0: one has all the weight.",
             _SHARE,
             weight_entropy="entropy / log m",
         ),
@@ -106,11 +109,13 @@ def _charts(run: Run) -> list[str]:
         _lines(
             run,
             "Pairs in conflict",
-            "Share of the pairs of gradients with a negative cosine.",
+            "Fraction of the pairs of gradients with a negative cosine.",
             _SHARE,
             conflict_rate="pairs",
         ),
-        _per_task(run, "norm/", "Gradient norm of each objective", "Long ones rule a plain mean.")
+        _per_task(
+            run, "norm/", "Gradient norm of each objective", "Long gradients dominate the mean."
+        )
         or _lines(
             run,
             "Imbalance of the gradient norms",
@@ -120,15 +125,15 @@ def _charts(run: Run) -> list[str]:
         _lines(
             run,
             "Distance to weak stationarity",
-            "0: no direction improves all objectives any more.",
+            "0: no direction improves all objectives.",
             _SHARE,
             stationarity_distance="relative distance",
         ),
         _lines(
             run,
             "Time",
-            "Shares of a step: from the losses to their gradients (the backward pass is in it), "
-            "and finding the weights alone.",
+            "Fractions of a step: from the losses to their gradients (including the backward "
+            "pass), and computing the weights.",
             _SHARE,
             time_share="losses to gradients",
             weights_time_share="weights",
@@ -154,7 +159,7 @@ def _cosines(run: Run) -> str:
     if run.cosines is None:
         return ""
     hint = "Mean cosine of each pair of gradients. Red pairs conflict, blue ones agree."
-    return _chart("Who disagrees with whom", hint, heat_map(run.cosines))
+    return _chart("Conflict between objectives", hint, heat_map(run.cosines))
 
 
 def _chart(title: str, hint: str, drawing: str) -> str:

@@ -16,16 +16,15 @@ _BINS = 256
 
 @dataclass
 class Track:
-    """The course of one number, in at most 256 stretches of equally many steps.
+    """One curve, in at most 256 bins of equally many steps.
 
-    When a step lies behind the last stretch, neighbours are merged: memory is constant however long
-    the run is.
+    When a step lies beyond the last bin, neighbouring bins are merged, so memory is constant.
 
     Attributes:
-        width: Steps in a stretch.
-        sums: Per stretch, the sum of the values,
-        squares: of their squares,
-        counts: and their number.
+        width: The number of steps per bin.
+        sums: The sum of the values in each bin.
+        squares: The sum of their squares.
+        counts: The number of values.
 
     Example:
         >>> track = Track()
@@ -41,7 +40,7 @@ class Track:
     counts: list[float] = field(default_factory=list)
 
     def add(self, step: int, value: float) -> None:
-        """Record a value; those that are not finite are left out."""
+        """Record a value; NaN and infinity are ignored."""
         if not math.isfinite(value):
             return
         while step // self.width >= _BINS:
@@ -57,14 +56,14 @@ class Track:
         self.counts[place] += 1
 
     def mean(self) -> float:
-        """The mean of all values; NaN if there is none."""
+        """The mean of all values; NaN without any."""
         return sum(self.sums) / sum(self.counts) if self.counts else math.nan
 
     def points(self, most: int = _BINS) -> list[tuple[float, float, float]]:
-        """Step in the middle, mean and standard deviation of every stretch with a value.
+        """Middle step, mean and standard deviation of every non-empty bin.
 
         Args:
-            most: Merge neighbouring stretches until there are at most this many.
+            most: Merge neighbouring bins until at most this many remain.
         """
         together = max(1, math.ceil(len(self.counts) / most))
         found = []
@@ -80,7 +79,7 @@ class Track:
 
 @dataclass(frozen=True)
 class Cosines:
-    """The mean cosines between the gradients of named tasks; ``None`` where two never met."""
+    """Mean cosines between the gradients of named tasks; ``None`` for pairs that never occurred."""
 
     names: Sequence[str]
     matrix: Sequence[Sequence[float | None]]
@@ -88,12 +87,12 @@ class Cosines:
 
 @dataclass
 class Run:
-    """Everything that a report shows.
+    """The recorded data of a run, for the report.
 
     Attributes:
-        aggregator: The name of the method, if it is known.
-        tracks: Name to curve; names as they are logged, without ``jd/``.
-        cosines: The matrix of cosines, for tasks.
+        aggregator: The name of the aggregator, if known.
+        tracks: The curves by logged name, without ``jd/``.
+        cosines: The mean cosines between tasks.
     """
 
     aggregator: str | None = None
@@ -106,11 +105,11 @@ class Run:
             self.tracks.setdefault(name, Track()).add(step, value)
 
     def mean(self, name: str) -> float:
-        """The mean of a curve; NaN if there is none."""
+        """The mean of a curve; NaN if it does not exist."""
         return self.tracks[name].mean() if name in self.tracks else math.nan
 
     def members(self, prefix: str) -> dict[str, Track]:
-        """The curves under a prefix, ``"weight/"`` say, by the rest of their names."""
+        """The curves with a prefix (such as ``"weight/"``), by the rest of their names."""
         return {
             name.removeprefix(prefix): track
             for name, track in self.tracks.items()
@@ -118,7 +117,7 @@ class Run:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The run in the types of JSON."""
+        """The run in JSON types."""
         cosines = self.cosines
         return {
             "aggregator": self.aggregator,
@@ -142,10 +141,10 @@ class Run:
 
     @classmethod
     def read(cls, path: Path) -> Run:
-        """Read what :meth:`write` has written.
+        """Read a run that :meth:`write` has written.
 
         Raises:
-            ArgumentError: If the file is something else.
+            ArgumentError: If the file is not such a run.
         """
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))

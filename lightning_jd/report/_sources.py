@@ -14,16 +14,16 @@ _PREFIX = "jd/"
 
 
 def read_run(run_dir: Path) -> Run:
-    """Read the newest run in a folder or below it.
+    """Read the newest run in a folder or its subfolders.
 
-    What JDReport has written is preferred; otherwise the curves that ``JacobianDescent(log=True)``
-    has logged to a CSV file or to TensorBoard's event files.
+    It prefers the file of JDReport; otherwise it reads the curves that
+    ``JacobianDescent(log=True)`` has logged to CSV or TensorBoard files.
 
     Raises:
-        ArgumentError: If there is no such folder, or nothing in it.
+        ArgumentError: If the folder does not exist or contains no run.
     """
     if not run_dir.is_dir():
-        raise ArgumentError(f"`run_dir` must be a folder, got {str(run_dir)!r}, which is none.")
+        raise ArgumentError(f"`run_dir` must be an existing folder, got {str(run_dir)!r}.")
     if (file := _newest(run_dir, RUN_FILE)) is not None:
         return Run.read(file)
     for pattern, read in (("metrics.csv", _from_csv), ("events.out.tfevents.*", _from_events)):

@@ -11,13 +11,13 @@ Level = Literal["calm", "notable", "strong", "unknown"]
 
 
 class Finding(NamedTuple):
-    """One answer.
+    """One finding of the report.
 
     Attributes:
-        question: What was asked.
-        level: How much there is to see.
-        answer: The sentence, with the numbers it rests on.
-        rule: How the level follows from the numbers.
+        question: The question.
+        level: The severity.
+        answer: The answer, with its numbers.
+        rule: How the numbers determine the level.
     """
 
     question: str
@@ -27,7 +27,7 @@ class Finding(NamedTuple):
 
 
 def verdict(run: Run) -> list[Finding]:
-    """Is there conflict, is it imbalanced, does the method change the update, what does it cost?"""
+    """The findings: conflict, imbalance, effect on the update, and cost."""
     return [_conflict(run), _imbalance(run), _change(run), _cost(run)]
 
 

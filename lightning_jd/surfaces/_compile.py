@@ -48,7 +48,7 @@ def explained_compile_errors() -> Iterator[None]:
         if "donated buffer" not in str(error):
             raise
         raise GraphError(
-            "A compiled function must keep its saved tensors to be differentiated several times, "
-            "got one that was compiled for plain training in this process. Call "
-            "`torch.compiler.reset()` before `fit`."
+            "Jacobian descent differentiates a compiled function several times, but this one was "
+            "compiled for plain training earlier in this process. Call `torch.compiler.reset()` "
+            "before `fit`."
         ) from error

@@ -63,10 +63,9 @@ class EagerInstances:
             self._compiled = holds_compiled(objectives)
         if self._compiled and self._announce is not None:
             self._announce(
-                "Jacobian descent runs what is compiled eagerly in `training_step`: each of the "
-                f"{objectives.m} objectives would cost a backward pass through a compiled "
-                "function, where all of them together cost about one without. Everything else "
-                "stays compiled."
+                "Jacobian descent runs compiled modules eagerly in `training_step`: compiled code "
+                f"would need one backward pass for each of the {objectives.m} objectives, eager "
+                "code about one for all. Everything else stays compiled."
             )
             self._announce = None
 

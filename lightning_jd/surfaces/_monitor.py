@@ -73,7 +73,7 @@ class Monitor:
             ) from error
 
     def before_batch(self) -> None:
-        """Take the time."""
+        """Start the timer."""
         self._clock.start()
 
     def after_batch(self, trainer: Any, module: Any, session: Session) -> None:

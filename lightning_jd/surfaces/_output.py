@@ -85,8 +85,8 @@ def objectives_of(losses: Losses, rows: Rows) -> Objectives:
         if not isinstance(losses, Tensor) or losses.ndim > 0:
             what = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise ArgumentError(
-                "With rows='ranks' the loss must be one scalar, the objective of the data that "
-                f"this process has, got {what}. Return its mean or sum, or leave `rows` out."
+                "With rows='ranks' the loss must be a scalar, the objective of this process, got "
+                f"{what}. Return its mean or sum, or remove `rows`."
             )
         return replace(Objectives.of(losses), kind="ranks", names=(str(Pool().rank),))
     if Pool().size > 1 and (nothing := _nothing(losses)) is not None:

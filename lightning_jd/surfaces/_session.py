@@ -97,7 +97,7 @@ class Session:
         skipped: Keeps count of what is left out.
 
     Attributes:
-        report: What the last update was made of.
+        report: The report of the last update; ``None`` before the first.
         seen: The losses of the last batch on this process.
         updates: All updates of the last batch; see :meth:`passes`.
         batches: Training steps that Lightning did not skip.
@@ -209,11 +209,11 @@ class Session:
         """
         if self.batches == 1 and self.steps == 0:
             raise SetupError(
-                "Jacobian descent must get several losses from `training_step` or "
+                "Jacobian descent requires several losses from `training_step` or "
                 f"`manual_backward`, got {self._got} in the first batch. Return the vector, list "
-                "or dict of losses itself (as the output or under the key 'loss'), or set "
-                "split='auto' to have the scalar split. (If only this batch has a single loss, "
-                "return {'loss': {'name': loss}}.)"
+                "or dict of losses (as the output or under the key 'loss'), or set split='auto' "
+                "to split the scalar. (If only this batch has a single loss, return "
+                f"{{'loss': {{'name': loss}}}}.)"
             )
 
     def check_epoch(self) -> None:
@@ -226,7 +226,7 @@ class Session:
         if self.batches == 0 and nothing > 0:
             raise SetupError(
                 f"`training_step` must return losses, got None in all {nothing} batches of the "
-                "epoch, which Lightning skips: nothing was trained."
+                "epoch. Lightning skips such batches, so nothing was trained."
             )
 
     def check_replicas(self, trainer: Any) -> None:
@@ -362,9 +362,9 @@ def _parameters(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     """The parameters of the module, or those that ``manual_backward(..., inputs=...)`` asks for."""
     if args or kwargs.get("gradient") is not None or kwargs.get("create_graph"):
         raise ArgumentError(
-            "`manual_backward` of several losses must have no arguments but `retain_graph`, "
-            f"`inputs` and `name`, got {args} {kwargs}. Multiply the losses themselves by constant "
-            "factors."
+            "`manual_backward` of several losses accepts only the arguments `retain_graph`, "
+            f"`inputs` and `name`, got {args} {kwargs}. Multiply the losses by constant factors "
+            "instead."
         )
     show_pieces(module)
     named = named_parameters_of(module)

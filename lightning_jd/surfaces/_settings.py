@@ -1,11 +1,17 @@
-"""The arguments that all surfaces share, checked in one place."""
+"""The arguments that every surface shares: names, defaults, documentation and checks.
+
+Callback and strategies inherit their signature from :class:`TakesSettings`. So a new argument is
+written here and works with the callback, the strategies, the module flag and YAML.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from lightning_jd.aggregators import Method
+from lightning_jd.aggregators import Method, resolve, with_cheaper_weights
 from lightning_jd.core import Groups
 from lightning_jd.engines import Select, Split, check_select
 from lightning_jd.errors import ArgumentError
@@ -18,10 +24,10 @@ Memory = Literal["fast", "low"]
 
 @dataclass(frozen=True)
 class Settings:
-    """How losses become an update; the arguments of :class:`~lightning_jd.JacobianDescent`.
+    """The arguments of a surface after validation; :class:`TakesSettings` documents each.
 
     Raises:
-        ArgumentError: If an argument is not one of its values.
+        ArgumentError: If an argument has an invalid value.
     """
 
     aggregator: Method
@@ -31,11 +37,12 @@ class Settings:
     accumulation: Accumulation = "batch"
     nonfinite: Nonfinite = "raise"
     memory: Memory = "fast"
+    log: bool | dict[str, Any] = False
     check_replicas: int = 100
     split: Split | None = None
 
     def text(self) -> str:
-        """The arguments as one would write them, without those that are as by default.
+        """The arguments as Python source, without those that have their default value.
 
         Example:
             >>> from lightning_jd.aggregators import resolve
@@ -64,12 +71,110 @@ class Settings:
         check_select(self.params)
         if self.split is not None and self.rows == "ranks":
             raise ArgumentError(
-                "`split` cannot work with rows='ranks': the scalar of a process is either split, "
-                f"or one objective, got split={self.split.by!r}. Leave one of them out."
+                "`split` cannot be combined with rows='ranks', which makes the scalar loss of each "
+                f"process one objective, got split={self.split.by!r}. Remove one of the two."
             )
         every = self.check_replicas
         if isinstance(every, bool) or not isinstance(every, int) or every < 0:
             raise ArgumentError(
-                "`check_replicas` must be a number of steps, or 0 for no check at all, got "
+                "`check_replicas` must be a number of steps, or 0 to disable the check, got "
                 f"{every!r}."
             )
+
+
+class TakesSettings:
+    """Base of the callback and the strategies: one signature for all of them.
+
+    Args:
+        aggregator: The method that combines the rows of the Jacobian into one update: a name
+            (``"upgrad"``), a dict with a name and arguments (``{"name": "cagrad", "c": 0.4}``), or
+            an aggregator or balancer.
+        rows: What one objective is, if the type of the losses does not imply it: ``"tasks"`` or
+            ``"instances"``; a matrix of losses is averaged over the other dimension. With
+            ``"ranks"``, the module returns a scalar loss and each process is one objective.
+        params: The parameters to aggregate: ``"all"``; ``"shared"`` for those that more than one
+            task reaches, so that each head keeps the gradient of its own loss; a name pattern
+            (``"encoder.*"``); or a list of patterns.
+        groups: ``None`` to aggregate all parameters together, or ``"layer"`` to aggregate each
+            module separately.
+        accumulation: With ``accumulate_grad_batches``: ``"batch"`` aggregates each micro-batch;
+            ``"step"`` aggregates the Jacobian of all micro-batches of an optimizer step. ``"step"``
+            equals one step on the large batch and stores its m rows of n numbers until then.
+        nonfinite: ``"raise"`` an error that names the objective and the batch if a loss or a
+            gradient is NaN or infinite, or ``"skip"`` the objective and count it.
+        memory: ``"fast"``, or ``"low"`` to use less memory at the cost of a second backward pass
+            where activation gradients are large.
+        log: Whether to log conflict metrics as ``jd/...``: ``True``, or a dict with any of
+            ``every_n_steps``, ``per_group``, ``progress_bar``, ``figures`` and ``stationarity``.
+            With ``aggregator="mean"``, the metrics describe plain training.
+        check_replicas: With several processes: the number of steps between two checks that all
+            processes hold the same parameters. The first check follows the first step; 0 disables
+            it. A check reads all parameters once.
+        split: How to split a scalar loss: ``"terms"`` makes each term of its sum a task,
+            ``"instances"`` makes each example of the batch an objective, ``"auto"`` uses the terms
+            if there are several. A dict gives details: ``{"by": "terms", "names":
+            ["reconstruction", "kl"]}``, and ``"least"`` and ``"most"``, bounds on the number of
+            terms. Terms are named as the module logs them, or after their operation.
+        weights_from: The gradients from which the weights are computed: ``"parameters"``;
+            ``"features"`` for the gradients at the activations where the tasks branch, which is
+            much cheaper for many tasks; or the name (or a name pattern) of a module, for the
+            gradients at its output. See :class:`~lightning_jd.aggregators.FromFeatures`.
+        weights_every: Compute the weights every n-th step only; the steps in between cost one
+            ordinary backward pass. See :class:`~lightning_jd.aggregators.WeightsEvery`.
+        **kwargs: The arguments of the Lightning strategy; the callback takes none.
+    """
+
+    def __init__(
+        self,
+        aggregator: str | dict[str, Any] | Method = "upgrad",
+        rows: RowsOption | None = None,
+        params: str | list[str] | Callable[..., bool] = "all",
+        groups: str | Callable[..., Any] | None = None,
+        accumulation: Accumulation = "batch",
+        nonfinite: Nonfinite = "raise",
+        memory: Memory = "fast",
+        log: bool | dict[str, Any] = False,
+        check_replicas: int = 100,
+        split: str | dict[str, Any] | None = None,
+        weights_from: str = "parameters",
+        weights_every: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._configure(
+            Settings(
+                aggregator=with_cheaper_weights(resolve(aggregator), weights_from, weights_every),
+                rows=rows,
+                params=params,
+                groups=groups,  # type: ignore[arg-type]  # a string here, checked where it is used
+                accumulation=accumulation,
+                nonfinite=nonfinite,
+                memory=memory,
+                log=log,
+                check_replicas=check_replicas,
+                split=Split.of(split),
+            )
+        )
+
+    def _configure(self, settings: Settings) -> None:
+        """Use the settings; called once, at the end of ``__init__``."""
+        raise NotImplementedError
+
+
+class TakesNothingElse:
+    """Ends the chain of ``super().__init__(**kwargs)``: an unknown argument is a TypeError."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+# The error names the class that the user has called.
+TakesNothingElse.__init__.__qualname__ = "JacobianDescent.__init__"
+
+
+def with_arguments(cls: type) -> str:
+    """The docstring of a class, with the shared arguments before its attributes."""
+    shared = inspect.cleandoc(TakesSettings.__doc__ or "").partition("Args:\n")[2]
+    shared = shared.partition("    **kwargs")[0]
+    before, attributes, after = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")
+    return f"{before}Args:\n{shared}\n{attributes}{after}"

@@ -44,8 +44,8 @@ class Skipped:
             more = f" and {len(report.skipped) - 5} more" if report.skipped[5:] else ""
             _warn(
                 f"In {place}, {shown}{more} of the objectives were NaN or infinite, and "
-                "nonfinite='skip' left them out. This is said once; `skipped` of the callback "
-                "counts them, and log=True logs the number as jd/skipped."
+                "nonfinite='skip' dropped them. This warning appears once; `skipped` of the "
+                "callback counts them, and log=True logs the count as jd/skipped."
             )
 
     def end_epoch(self, epoch: int) -> None:
@@ -59,15 +59,15 @@ class Skipped:
         self._start_epoch()
         if here and not trained_steps:
             raise NonFiniteError(
-                f"Some objective must be finite, got NaN or infinity in all {here} of the {steps} "
-                f"steps of epoch {epoch}: nonfinite='skip' has left out everything, and nothing "
-                "was trained. Look at the inputs, the loss and the learning rate; "
-                "nonfinite='raise' stops at the first of them."
+                f"At least one objective must be finite, got NaN or infinity for all {here} in the "
+                f"{steps} steps of epoch {epoch}: nonfinite='skip' dropped everything, and nothing "
+                "was trained. Check the inputs, the loss and the learning rate; nonfinite='raise' "
+                "stops at the first one."
             )
         if never:
             _warn(
                 f"In epoch {epoch}, {', '.join(map(repr, never))} was NaN or infinite in every "
-                "step, and nonfinite='skip' has left it out of all of them: it was not trained."
+                "step. nonfinite='skip' dropped it each time, so it was not trained."
             )
 
     def _start_epoch(self) -> None:

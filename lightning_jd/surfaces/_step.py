@@ -41,7 +41,7 @@ def compute_step(
         retain_graph: Whether the graph of the losses is kept; otherwise it may be freed.
 
     Raises:
-        NonFiniteError: If a loss or gradient is NaN or infinite, unless that is to be skipped.
+        NonFiniteError: If a loss or gradient is NaN or infinite and ``nonfinite="raise"``.
         PeerError: If another process has failed.
     """
     objectives = in_halves(settings.aggregator, objectives)

@@ -20,13 +20,13 @@ REFUSED = {
 }
 
 SHARED_IS_HIDDEN = (
-    "params='shared' cannot work with `{}=True`, which hides what task reaches what parameter. "
-    "Give a name pattern as `params`; or leave the option out, if the losses of some process reach "
-    "every parameter in every batch (the others get its gradient)."
+    "params='shared' cannot be combined with `{}=True`, which hides which task reaches which "
+    "parameter. Use a name pattern as `params`; or remove the option, if in every batch the "
+    "losses of at least one process reach every parameter."
 )
 STATIC_ACCUMULATES = (
-    "`static_graph=True` cannot work with gradients that are accumulated over several batches: it "
-    "takes every backward pass for one that reduces gradients. Leave it out"
+    "`static_graph=True` cannot be combined with gradient accumulation: it expects every backward "
+    "pass to reduce gradients. Remove it"
 )
 
 
@@ -40,16 +40,16 @@ def check_supported(trainer: Any, module: Any, settings: Settings) -> None:
     ancestors = {cls.__name__ for cls in type(strategy).__mro__}
     for name in ancestors & REFUSED.keys():
         raise SetupError(
-            f"Jacobian descent cannot work with {name}: {REFUSED[name]}. "
-            "Use one device, or strategy='ddp'."
+            f"Jacobian descent does not support {name}: {REFUSED[name]}. Use one device, or "
+            "strategy='ddp'."
         )
     if "ModelParallelStrategy" in ancestors:
         check_sharded(settings)
     elif trainer.world_size > 1 and "DDPStrategy" not in ancestors:
         raise SetupError(
-            "Jacobian descent on several processes must run with strategy='ddp' or 'jd_ddp', or "
-            f"with ModelParallelStrategy, got {type(strategy).__name__}, which may combine "
-            "gradients in a way that is unknown."
+            "Jacobian descent on several processes requires strategy='ddp', 'jd_ddp' or "
+            f"ModelParallelStrategy, got {type(strategy).__name__}, which may combine gradients in "
+            "another way."
         )
     options = getattr(strategy, "_ddp_kwargs", {})
     if options.get("find_unused_parameters") and settings.params == "shared":
@@ -59,9 +59,9 @@ def check_supported(trainer: Any, module: Any, settings: Settings) -> None:
         raise SetupError(f"{STATIC_ACCUMULATES}, or set accumulation='step'.")
     if settings.accumulation == "step" and not module.automatic_optimization:
         raise SetupError(
-            "accumulation='step' must know which batches belong to one step, and in manual "
-            "optimization only your code does. Set accumulation='batch', or call "
-            "`manual_backward` once with the losses of the whole step."
+            "accumulation='step' must know which batches form one step; in manual optimization "
+            "only your code knows. Set accumulation='batch', or call `manual_backward` once with "
+            "the losses of the whole step."
         )
 
 
@@ -73,13 +73,13 @@ def check_sharded(settings: Settings) -> None:
     """
     if settings.params == "shared":
         raise SetupError(
-            "params='shared' cannot work with ModelParallelStrategy, which hides what task reaches "
-            "what parameter. Give a name pattern as `params`."
+            "params='shared' cannot be combined with ModelParallelStrategy, which hides which "
+            "task reaches which parameter. Use a name pattern as `params`."
         )
     if settings.nonfinite == "skip":
         raise SetupError(
-            "nonfinite='skip' cannot work with ModelParallelStrategy: all processes run every "
-            "backward pass together, and none can leave out its part. Set nonfinite='raise'."
+            "nonfinite='skip' cannot be combined with ModelParallelStrategy: all processes run "
+            "every backward pass together, so none can drop its part. Set nonfinite='raise'."
         )
     if problem := unsupported_by_pieces(settings.aggregator):
         raise SetupError(problem)

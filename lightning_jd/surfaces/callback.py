@@ -1,4 +1,4 @@
-"""The callback, without the base class of either of Lightning's packages."""
+"""The callback, without the base class of either Lightning package."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from lightning_jd.aggregators import Method, resolve, with_cheaper_weights
 from lightning_jd.core import Report, look_back, report_failure
-from lightning_jd.engines import Split
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._monitor import Monitor
 from lightning_jd.surfaces._patch import Patch
 from lightning_jd.surfaces._session import Session
-from lightning_jd.surfaces._settings import Accumulation, Memory, Nonfinite, RowsOption, Settings
+from lightning_jd.surfaces._settings import Settings, TakesNothingElse, TakesSettings
 from lightning_jd.surfaces._skipped import Skipped
 from lightning_jd.surfaces._support import check_supported
 
@@ -26,92 +24,39 @@ from lightning_jd.surfaces._support import check_supported
 _OF_ONE_FIT = {"_session", "_patch", "_owner", "log", "log_dict"}
 
 
-class DescentCallback:
+class JacobianDescent(TakesSettings, TakesNothingElse):
     """Trains a module that returns several losses by Jacobian descent.
 
-    The module returns its losses as they are: a vector (one objective per instance), a matrix
-    (instance and task), or a dict or list of scalars (one objective per task), either alone or
-    under the key ``"loss"``; or it hands them to ``manual_backward``. A scalar loss is trained as
-    always. While ``fit`` runs, ``training_step`` and ``backward`` of the strategy are wrapped; they
-    are restored afterwards, also after an error.
+    The module returns its losses without combining them: a vector (one objective per instance),
+    a matrix (one per instance and task), or a dict or list of scalars (one per task). They are
+    the output of ``training_step`` or its entry ``"loss"``. With manual optimization, pass them
+    to ``manual_backward``. A scalar loss is trained as in plain Lightning.
 
-    Args:
-        aggregator: How the rows of the Jacobian become one direction: a name (``"upgrad"``), a dict
-            with name and arguments (``{"name": "cagrad", "c": 0.4}``), or an aggregator.
-        rows: What an objective is, where the type of the losses does not say it: ``"tasks"`` or
-            ``"instances"``; a matrix of losses is averaged over the other dimension. ``"ranks"``:
-            the module returns its scalar loss, and the loss of each process is one objective.
-        params: Which parameters are aggregated: ``"all"``; ``"shared"``, those that more than one
-            task reaches, so that heads keep the gradient of their own loss; or a name pattern
-            (``"encoder.*"``), or several.
-        groups: ``None`` for one aggregation, or ``"layer"`` for one per module.
-        accumulation: With ``accumulate_grad_batches``, aggregate every micro-``"batch"``, or the
-            Jacobian of the whole ``"step"``, which equals a step on the big batch and keeps its
-            rows, (m, n) numbers, until then.
-        nonfinite: ``"raise"`` an error that names the objective and the batch if a loss or its
-            gradient is NaN or infinite, or ``"skip"`` the objective and count it.
-        memory: ``"fast"``, or ``"low"`` to need less memory, at the cost of a second backward pass
-            where activation gradients are large.
-        log: Whether to log the conflict of the objectives as ``jd/...``: ``True``, or a dict with
-            some of ``every_n_steps``, ``per_group``, ``progress_bar``, ``figures`` and
-            ``stationarity``. With ``aggregator="mean"`` this shows the conflict of plain training.
-        check_replicas: On several processes, the number of steps between two comparisons of their
-            parameters, the first after the first step; 0 for none. Each reads all parameters once.
-        split: How a scalar loss is read, if the module returns one: the ``"terms"`` of its sum are
-            tasks, the ``"instances"`` of its batch are instances, ``"auto"`` takes terms if there
-            are several. A dict says more: ``{"by": "terms", "names": ["reconstruction", "kl"]}``,
-            and ``"least"`` and ``"most"``, bounds on the number of terms. Terms have the names
-            under which the module logs them, or that of their operation.
-        weights_from: The gradients that weights are computed from: those at the ``"parameters"``;
-            those at the ``"features"``, the activations where tasks part, which is much cheaper for
-            many tasks; or those at the last activations of a module, by its name or a pattern. See
-            :class:`~lightning_jd.aggregators.FromFeatures`.
-        weights_every: Compute weights in every n-th step only; the steps between cost one ordinary
-            backward pass. See :class:`~lightning_jd.aggregators.WeightsEvery`.
+    During ``fit`` the callback wraps ``training_step`` and ``backward`` of the strategy. It
+    restores both at the end, also after an error.
 
     Attributes:
-        report: Gramian, weights and more of the last update; ``None`` before the first.
-        reports: The reports of all updates of the last batch, by name; manual optimization may make
-            several.
-        skipped: The number of objectives that ``nonfinite="skip"`` has left out.
+        report: The report of the last update (Gramian, weights, ...); ``None`` before the
+            first.
+        reports: The reports of all updates of the last batch, by name. Manual optimization may
+            make several.
+        skipped: The number of objectives that ``nonfinite="skip"`` has dropped.
 
     Raises:
-        ArgumentError: If an argument is not one of its values.
-        UnknownNameError: If there is no such aggregator.
+        ArgumentError: If an argument has an invalid value.
+        UnknownNameError: If no aggregator has the given name.
     """
 
+    #: The base class, by its place in either of Lightning's packages.
+    lightning_base: ClassVar[str] = "callbacks.Callback"
     #: Prints a line on the first process; each package brings its own.
     _inform: ClassVar[Callable[[str], object]] = print
 
-    def __init__(
-        self,
-        aggregator: str | dict[str, Any] | Method = "upgrad",
-        rows: RowsOption | None = None,
-        params: str | list[str] | Callable[..., bool] = "all",
-        groups: str | Callable[..., Any] | None = None,
-        accumulation: Accumulation = "batch",
-        nonfinite: Nonfinite = "raise",
-        memory: Memory = "fast",
-        log: bool | dict[str, Any] = False,
-        check_replicas: int = 100,
-        split: str | dict[str, Any] | None = None,
-        weights_from: str = "parameters",
-        weights_every: int = 1,
-    ) -> None:
-        super().__init__()
-        self._monitor = Monitor.of(log)
-        self.settings = Settings(
-            aggregator=with_cheaper_weights(resolve(aggregator), weights_from, weights_every),
-            rows=rows,
-            params=params,
-            groups=groups,  # type: ignore[arg-type]  # a string here, checked where it is used
-            accumulation=accumulation,
-            nonfinite=nonfinite,
-            memory=memory,
-            check_replicas=check_replicas,
-            split=Split.of(split),
-        )
-        self._fresh = deepcopy(self.settings.aggregator.state_dict())
+    @override
+    def _configure(self, settings: Settings) -> None:
+        self.settings = settings
+        self._monitor = Monitor.of(settings.log)
+        self._fresh = deepcopy(settings.aggregator.state_dict())
         self._session: Session | None = None
         self._patch: Patch | None = None
         self._skipped = Skipped()
@@ -119,15 +64,22 @@ class DescentCallback:
         self._idle = False
 
     @classmethod
+    def with_settings(cls, settings: Settings) -> JacobianDescent:
+        """The callback for settings that have been validated already."""
+        callback = cls()
+        callback._configure(settings)
+        return callback
+
+    @classmethod
     def of(cls, spec: Any, owner: Any = None) -> Any:
-        """Build the callback from what a module may put in ``jacobian_descent``.
+        """Build the callback from the value of ``jacobian_descent``.
 
         Args:
             spec: An aggregator (name or object), a dict of the arguments of this class, or a
                 callback.
-            owner: The module that it is for; the callback does nothing for others.
+            owner: The module that it applies to; it does nothing for other modules.
         """
-        if isinstance(spec, DescentCallback):
+        if isinstance(spec, JacobianDescent):
             callback = spec
         elif isinstance(spec, Mapping) and "name" not in spec:
             callback = cls(**spec)
@@ -138,25 +90,26 @@ class DescentCallback:
 
     @property
     def report(self) -> Report | None:
-        """What the last update was made of."""
+        """The report of the last update; ``None`` before the first."""
         return None if self._session is None else self._session.report
 
     @property
     def reports(self) -> dict[str, Report]:
         """The reports of all updates of the last batch; manual optimization may make several.
 
-        They go by the name that ``manual_backward`` was given, or by their optimizer, or by number.
+        The key is the ``name`` given to ``manual_backward``, or else the optimizer, or else the
+        position.
         """
         updates = [] if self._session is None else self._session.passes()
         return {update.name: update.report for update in updates}
 
     @property
     def skipped(self) -> int:
-        """The number of objectives that were left out because they were not finite."""
+        """The number of objectives dropped because they were NaN or infinite."""
         return self._skipped.total
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Step in front of two methods of the strategy."""
+        """Wrap ``training_step`` and ``backward`` of the strategy."""
         if stage != "fit" or self._patch is not None:
             return
         self._idle = not self._concerns(pl_module)
@@ -180,22 +133,22 @@ class DescentCallback:
         )
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Give the strategy its methods back."""
+        """Restore the methods of the strategy."""
         self._undo()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Tell the other processes, and give the strategy its methods back."""
+        """Notify the other processes, and restore the methods of the strategy."""
         if self._patch is not None:
             report_failure(exception, trainer.strategy.root_device)
         self._undo()
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """Take the time, for the log."""
+        """Start the timer of the log."""
         if self._monitor is not None:
             self._monitor.before_batch()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        """Compare the processes, and log what the update was made of."""
+        """Check the replicas, and log the metrics of the update."""
         if self._session is not None:
             self._session.check_first_batch()
             self._session.check_replicas(trainer)
@@ -203,7 +156,7 @@ class DescentCallback:
             self._monitor.after_batch(trainer, pl_module, self._session)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Tell the method, and refuse to go on if all losses were left out, or there was none."""
+        """Signal the epoch to the aggregator; raise if no batch of the epoch was trained."""
         if self._session is not None:
             self.settings.aggregator.end_epoch()
         if self._monitor is not None:
@@ -215,7 +168,7 @@ class DescentCallback:
             look_back()  # at the last step, which no other one follows
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs, in types that ``weights_only=True`` can load."""
+        """The state of the aggregator, in types that ``weights_only=True`` can load."""
         if self._idle:  # another module is trained, and may have a callback of its own
             return {}
         return {
@@ -225,20 +178,20 @@ class DescentCallback:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was taken."""
+        """Restore the state of :meth:`state_dict`."""
         name = self.settings.aggregator.label
         self._skipped.total = state_dict["skipped"]
         if state_dict["name"] == name:
             self.settings.aggregator.load_state_dict(state_dict["aggregator"])
         else:
             type(self)._inform(
-                f"Jacobian descent continues with {name}; the checkpoint was written with "
-                f"{state_dict['name']}, whose state is not used."
+                f"Jacobian descent continues with {name}. The checkpoint was written with "
+                f"{state_dict['name']}, whose state is ignored."
             )
 
     @override
     def __repr__(self) -> str:
-        """The aggregator, and the arguments that are not as by default."""
+        """The aggregator and the arguments without their default value."""
         return f"{type(self).__name__}({self.settings.text()})"
 
     @override
@@ -258,22 +211,22 @@ class DescentCallback:
     def _check_alone(self, trainer: Any, module: Any) -> None:
         if self._owner is None and getattr(module, "jacobian_descent", None) is not None:
             raise SetupError(
-                "Jacobian descent must be asked for once, got it from the Trainer and from the "
+                "Jacobian descent must be configured once, got it from the Trainer and from the "
                 f"attribute `jacobian_descent` of {type(module).__name__}. Remove the attribute "
-                "(which has no effect without JDModuleMixin), or the callback or strategy."
+                "(it has no effect without JDModuleMixin), or the callback or strategy."
             )
         others = [
             callback
             for callback in trainer.callbacks
-            if isinstance(callback, DescentCallback)
+            if isinstance(callback, JacobianDescent)
             and callback is not self
             and callback._concerns(module)
         ]
         if others:
             raise SetupError(
-                "Jacobian descent must be asked for once, got it "
-                f"{1 + len(others)} times. Keep one of: the callback JacobianDescent, the strategy "
-                "'jd' or 'jd_ddp', the flag `jacobian_descent` of the module."
+                f"Jacobian descent must be configured once, got it {1 + len(others)} times. Keep "
+                "one of: the callback JacobianDescent, the strategy 'jd' or 'jd_ddp', the flag "
+                "`jacobian_descent` of the module."
             )
 
     def _restart(self) -> None:
@@ -290,7 +243,3 @@ class DescentCallback:
             self._patch = None
         if self._session is not None:
             self._session.forget()
-
-
-# Otherwise a wrong argument would be blamed on a class that nobody has asked for.
-DescentCallback.__init__.__qualname__ = "JacobianDescent.__init__"

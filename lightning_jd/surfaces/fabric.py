@@ -47,32 +47,32 @@ def backward(
     split: SplitSpec = None,
     weights_from: str | Tensor = "parameters",
 ) -> Report:
-    """Aggregate the gradients of several losses into ``.grad``, under any precision of Fabric.
+    """Aggregate the gradients of several losses into ``.grad``, at any precision of Fabric.
 
     The arguments after ``fabric`` are those of :func:`lightning_jd.backward`; ``rows`` and
-    ``nonfinite`` are those of :class:`~lightning_jd.JacobianDescent`. Pass an aggregator, not its
-    name, if it has a state (random ones have) that must live longer than one call.
+    ``nonfinite`` are those of :class:`~lightning_jd.JacobianDescent`. Pass an aggregator object,
+    not its name, if it has a state (random aggregators do).
 
     Args:
-        fabric: The Fabric object, on one device, with ``strategy="ddp"`` or with
-            ``ModelParallelStrategy``.
-        losses: The losses, computed from a model that ``fabric.setup`` has returned.
-        params: That model, or parameters.
-        aggregator: The method.
-        rows: What a loss is, if not what its type says.
-        select: The parameters that are aggregated.
-        groups: How parameters are grouped.
-        nonfinite: What to do with losses and gradients that are NaN or infinite.
-        memory: What to save, time or memory.
-        split: How a scalar is read, see :func:`lightning_jd.backward`.
-        weights_from: What weights are computed from, see :func:`lightning_jd.backward`.
+        fabric: The Fabric object: one device, ``strategy="ddp"`` or ``ModelParallelStrategy``.
+        losses: The losses, computed with a model returned by ``fabric.setup``.
+        params: That model, or its parameters.
+        aggregator: The aggregator or balancer.
+        rows: What one objective is, if the type of the losses does not imply it.
+        select: The parameters to aggregate.
+        groups: The parameter groups.
+        nonfinite: ``"raise"`` or ``"skip"`` for losses and gradients that are NaN or infinite.
+        memory: ``"fast"`` or ``"low"``.
+        split: How to split a scalar loss, see :func:`lightning_jd.backward`.
+        weights_from: The gradients from which the weights are computed, see
+            :func:`lightning_jd.backward`.
 
     Returns:
-        Gramian, weights, the path that each parameter took, and milliseconds.
+        The report: Gramian, weights, the path of each parameter, timings.
 
     Raises:
-        SetupError: If the strategy of ``fabric`` is another one.
-        NonFiniteError: If a loss or gradient is NaN or infinite, unless that is to be skipped.
+        SetupError: If the strategy of ``fabric`` is not supported.
+        NonFiniteError: If a loss or gradient is NaN or infinite and ``nonfinite="raise"``.
     """
     settings = Settings(
         with_cheaper_weights(method_of_call(aggregator), weights_from),

@@ -1,4 +1,4 @@
-"""The flag on the module: ``jacobian_descent = "upgrad"``."""
+"""The module flag: ``jacobian_descent = "upgrad"``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._namespace import surfaces_for
-from lightning_jd.surfaces.callback import DescentCallback
+from lightning_jd.surfaces.callback import JacobianDescent
 
 #: The LightningModule behind the mixin comes from either package.
 _Module: Any = object
@@ -20,12 +20,12 @@ _CALLBACKS: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
 
 class JDModuleMixin(_Module):  # type: ignore[misc]  # of either package
-    """Lets a LightningModule ask for Jacobian descent itself.
+    """Mixin for a LightningModule that selects Jacobian descent itself.
 
-    Write it before ``LightningModule`` in the list of bases, and either set the attribute or
-    override the method. Both hold an aggregator (``"upgrad"``), or a dict of the arguments of
-    :class:`~lightning_jd.JacobianDescent`, such as ``{"aggregator": "mgda", "params": "shared"}``.
-    ``None`` is ordinary training.
+    List it before ``LightningModule`` in the base classes, and set the attribute
+    ``jacobian_descent`` or override the method ``configure_jacobian_descent``. The value is an
+    aggregator (``"upgrad"``) or a dict of arguments of :class:`~lightning_jd.JacobianDescent`, such
+    as ``{"aggregator": "mgda", "params": "shared"}``. ``None`` is plain training.
 
     Example:
         >>> from lightning.pytorch import LightningModule
@@ -38,12 +38,12 @@ class JDModuleMixin(_Module):  # type: ignore[misc]  # of either package
     jacobian_descent: Any = None
 
     def configure_jacobian_descent(self) -> Any:
-        """What to use, where that depends on ``self``; called at the start of each fit."""
+        """The settings; override this if they depend on ``self``. Called at every fit."""
         return self.jacobian_descent
 
     @override
     def configure_callbacks(self) -> Sequence[Any]:
-        """Add the callback to those of the module."""
+        """Add the callback to the callbacks of the module."""
         own = super().configure_callbacks()
         own = list(own) if isinstance(own, Sequence) else [own]
         callback = _callback_for(self)
@@ -68,10 +68,10 @@ def _callback_for(module: Any) -> Any:
         _CALLBACKS[module] = (spec, callback)
     trainer = getattr(module, "_trainer", None)
     for other in [] if trainer is None else trainer.callbacks:
-        if isinstance(other, DescentCallback) and other is not callback and other._concerns(module):
+        if isinstance(other, JacobianDescent) and other is not callback and other._concerns(module):
             raise SetupError(
-                f"Jacobian descent must be asked for once, got it from the Trainer and from the "
+                "Jacobian descent must be configured once, got it from the Trainer and from the "
                 f"flag `jacobian_descent` of {type(module).__name__}. Remove the flag, or the "
-                "callback or strategy from the Trainer."
+                "callback or strategy of the Trainer."
             )
     return callback

@@ -1,4 +1,4 @@
-"""JDReport without the base class of either of Lightning's packages."""
+"""JDReport, without the base class of either Lightning package."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from lightning_jd.metrics import PairwiseCosine
 from lightning_jd.report import RUN_FILE, Cosines, Run, page
 from lightning_jd.surfaces._observe import StepClock, is_due, steps_done, tasks_of, values_of
 from lightning_jd.surfaces._session import Pass, Session
-from lightning_jd.surfaces.callback import DescentCallback
+from lightning_jd.surfaces.callback import JacobianDescent
 
 _SECONDS = 30.0  # between two pages while a run goes on
 
 
-class ReportCallback:
-    """Writes one self-contained HTML page about a run with Jacobian descent.
+class JDReport:
+    """Writes an HTML report of a run with Jacobian descent.
 
-    It needs :class:`~lightning_jd.JacobianDescent` (or one of its other spellings) in the same
-    Trainer; with ``aggregator="mean"`` it shows the conflict of ordinary training. The page,
-    ``jd_report.html``, and its numbers, ``jd_run.json``, are written at the end of epochs (at most
-    twice a minute), at the end of the fit, which prints where, and when an error ends it. A resumed
-    run continues its curves. A folder that cannot be written to is a warning at the start: a report
-    does not end a training.
+    It requires Jacobian descent in the same Trainer (the callback, a strategy or the module flag);
+    ``aggregator="mean"`` shows the conflict of plain training. It writes the page
+    ``jd_report.html`` and its data ``jd_run.json`` after epochs (at most twice a minute), at the
+    end of the fit, and after an error. At the end it prints the path. A resumed run continues its
+    curves. If the folder is not writable, it warns at the start and the training goes on.
 
     Args:
-        folder: Where to write; the Trainer's ``log_dir`` (or ``default_root_dir``) unless given.
-        every_n_steps: With n, record each of the first n steps and then every n-th.
-        stationarity: Also record the distance to weak stationarity, which takes a small program
-            on the host.
+        folder: The output folder; the Trainer's ``log_dir`` (or ``default_root_dir``) by default.
+        every_n_steps: Record each of the first n steps, then every n-th.
+        stationarity: Whether to record the distance to weak stationarity, which solves a small
+            quadratic program on the host.
         title: The heading of the page.
 
     Raises:
         ArgumentError: If ``every_n_steps`` is not positive.
     """
 
+    #: The base class, by its place in either of Lightning's packages.
+    lightning_base: ClassVar[str] = "callbacks.Callback"
     #: Prints a line on the first process; each package brings its own.
     _inform: ClassVar[Callable[[str], object]] = print
 
@@ -67,7 +68,7 @@ class ReportCallback:
 
     @property
     def run(self) -> Run:
-        """What was recorded so far."""
+        """The data recorded so far."""
         if self._cosines is not None:
             rows = self._cosines.compute().tolist()
             known = [[None if math.isnan(value) else value for value in row] for row in rows]
@@ -75,15 +76,15 @@ class ReportCallback:
         return self._run
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Find the callback that does the work."""
+        """Find the JacobianDescent callback, and check the output folder."""
         if trainer.global_step == 0:  # a new run; one that is resumed has loaded its state
             self._run, self._cosines = Run(), None
         session = self._session(trainer)
         if session is None:
             raise SetupError(
-                "JDReport must have something to report on, got a Trainer without Jacobian "
-                "descent. Add JacobianDescent('upgrad') to the callbacks, or "
-                "JacobianDescent('mean') to see the conflict of ordinary training."
+                "JDReport requires Jacobian descent, got a Trainer without it. Add "
+                "JacobianDescent('upgrad') to the callbacks, or JacobianDescent('mean') to see "
+                "the conflict of plain training."
             )
         # Here, because all processes have to ask for the folder of the logger together.
         target = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
@@ -93,11 +94,11 @@ class ReportCallback:
         self._seen = session.steps
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """Take the time."""
+        """Start the timer."""
         self._clock.start()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Record the update of this batch, if there was one and it is its turn."""
+        """Record the update of this batch, if it is due."""
         session = self._session(trainer)
         if session is None or session.steps == self._seen:
             return
@@ -124,21 +125,21 @@ class ReportCallback:
         self._cosines.to(gramian.device).update(gramian, tasks.names)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the page, unless that was only just done."""
+        """Write the page, at most twice a minute."""
         if time.monotonic() - self._written > _SECONDS:
             self._write(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the page, and say where it is."""
+        """Write the page and print its path."""
         if (path := self._write(trainer)) is not None:
             type(self)._inform(f"JDReport has written {path}")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Write what there is: a run that failed is one to look at."""
+        """Write the page of the failed run."""
         self._write(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """The curves so far, in types that ``weights_only=True`` can load."""
+        """The curves, in types that ``weights_only=True`` can load."""
         cosines = self._cosines
         return {
             "run": self.run.to_dict(),
@@ -148,7 +149,7 @@ class ReportCallback:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the curves of a checkpoint."""
+        """Restore the curves from a checkpoint."""
         self._run = Run.from_dict(state_dict["run"])
         if state_dict["cosines"] is not None and self._run.cosines is not None:
             self._cosines = PairwiseCosine(self._run.cosines.names, sync_on_compute=False)
@@ -157,7 +158,7 @@ class ReportCallback:
 
     def _session(self, trainer: Any) -> Session | None:
         for callback in trainer.callbacks:
-            if isinstance(callback, DescentCallback) and callback._session is not None:
+            if isinstance(callback, JacobianDescent) and callback._session is not None:
                 return callback._session
         return None
 
@@ -191,8 +192,8 @@ def _is_writable(folder: Path) -> bool:
 
 def _warn(folder: Path, error: OSError) -> None:
     warnings.warn(
-        f"JDReport must be able to write to its folder, got {str(folder)!r}: {error}. The training "
-        "goes on without the page; set `folder` to another one.",
+        f"JDReport cannot write to its folder {str(folder)!r}: {error}. The training goes on "
+        "without a report; set `folder` to a writable one.",
         RuntimeWarning,
         stacklevel=3,
     )

@@ -1,80 +1,36 @@
-"""The strategies, without the base classes of either of Lightning's packages.
+"""The strategies ``jd`` and ``jd_ddp``, without the base classes of either Lightning package.
 
-A strategy does not reach a checkpoint, a callback does. So the strategies are a way to spell the
-callback: they hand one to the Trainer, and everything else happens there.
+Lightning saves callbacks in checkpoints, but not strategies. So a strategy adds the callback to the
+Trainer, and the callback does the work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
 
-from lightning_jd.aggregators import Method
 from lightning_jd.errors import SetupError
-from lightning_jd.surfaces._settings import Accumulation, Memory, Nonfinite, RowsOption
-from lightning_jd.surfaces.callback import DescentCallback
+from lightning_jd.surfaces._settings import Settings, TakesSettings
+from lightning_jd.surfaces.callback import JacobianDescent
 
-#: The strategy of Lightning behind these mixins comes from the package that the Trainer is from.
+#: Lightning's strategy, from the package of the Trainer, follows these classes in the MRO.
 _Strategy: Any = object
 
 
-class DescentStrategy(_Strategy):  # type: ignore[misc]  # of either package
-    """Gives the Trainer the callback that does the work.
-
-    Args:
-        aggregator: These and the following as in :class:`~lightning_jd.JacobianDescent`.
-        rows: See there.
-        params: See there.
-        groups: See there.
-        accumulation: See there.
-        nonfinite: See there.
-        memory: See there.
-        log: See there.
-        check_replicas: See there.
-        split: See there.
-        weights_from: See there.
-        weights_every: See there.
-        **kwargs: The arguments of Lightning's strategy.
-    """
+class AddsCallback(TakesSettings, _Strategy):  # type: ignore[misc]  # of either package
+    """Adds :class:`~lightning_jd.JacobianDescent` to the callbacks of the Trainer."""
 
     #: The class of the callback, from the same package.
-    _callback_class: ClassVar[type[DescentCallback]]
+    _callback_class: ClassVar[type[JacobianDescent]]
+    #: The base class, by its place in either of Lightning's packages.
+    lightning_base: ClassVar[str]
 
-    def __init__(
-        self,
-        aggregator: str | dict[str, Any] | Method = "upgrad",
-        rows: RowsOption | None = None,
-        params: str | list[str] | Callable[..., bool] = "all",
-        groups: str | Callable[..., Any] | None = None,
-        accumulation: Accumulation = "batch",
-        nonfinite: Nonfinite = "raise",
-        memory: Memory = "fast",
-        log: bool | dict[str, Any] = False,
-        check_replicas: int = 100,
-        split: str | dict[str, Any] | None = None,
-        weights_from: str = "parameters",
-        weights_every: int = 1,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        #: The callback; its ``report`` tells what the last update was made of.
-        self.jacobian_descent = self._callback_class(
-            aggregator,
-            rows,
-            params,
-            groups,
-            accumulation,
-            nonfinite,
-            memory,
-            log,
-            check_replicas,
-            split,
-            weights_from,
-            weights_every,
-        )
+    @override
+    def _configure(self, settings: Settings) -> None:
+        #: The callback; its ``report`` describes the last update.
+        self.jacobian_descent = self._callback_class.with_settings(settings)
 
     @override
     def __repr__(self) -> str:
@@ -83,7 +39,7 @@ class DescentStrategy(_Strategy):  # type: ignore[misc]  # of either package
 
     @override
     def connect(self, model: Any) -> None:
-        """Meet the module, and through it the Trainer."""
+        """Connect the module, and add the callback to its Trainer."""
         super().connect(model)
         callbacks = model.trainer.callbacks
         if self.jacobian_descent not in callbacks:
@@ -91,10 +47,10 @@ class DescentStrategy(_Strategy):  # type: ignore[misc]  # of either package
 
 
 class OnOneDevice(_Strategy):  # type: ignore[misc]  # of either package
-    """The part of ``jd`` that knows devices: takes the one that the Trainer found, or refuses.
+    """Takes the device from the Trainer, and refuses several.
 
     Args:
-        device: The device; ``None`` for the one that the Trainer chooses.
+        device: The device; ``None`` lets the Trainer choose.
         **kwargs: The arguments of Lightning's ``SingleDeviceStrategy``.
     """
 
@@ -102,11 +58,11 @@ class OnOneDevice(_Strategy):  # type: ignore[misc]  # of either package
         super().__init__(device=device or "cpu", **kwargs)
         self._chosen = device is not None
 
-    # Lightning gives its parallel strategies their devices and nodes by these two attributes. A
-    # strategy that is chosen by name has no other way to learn of them.
+    # Lightning sets the devices and nodes of a parallel strategy through these two attributes. A
+    # strategy that is chosen by name has no other way to learn them.
     @property
     def parallel_devices(self) -> list[torch.device]:
-        """The device, if it was given; empty if the Trainer is to choose."""
+        """The device; empty if the Trainer chooses it."""
         return [self._root_device] if self._chosen else []
 
     @parallel_devices.setter
@@ -129,3 +85,28 @@ class OnOneDevice(_Strategy):  # type: ignore[misc]  # of either package
             raise SetupError(
                 f"strategy='jd' must have one node, got {nodes}. Use strategy='jd_ddp'."
             )
+
+
+class JDStrategy(AddsCallback, OnOneDevice):
+    """Jacobian descent on one device: ``Trainer(strategy="jd")``.
+
+    Takes the arguments of :class:`~lightning_jd.JacobianDescent`, followed by the keyword arguments
+    of Lightning's ``SingleDeviceStrategy``.
+    """
+
+    strategy_name = "jd"
+    lightning_base = "strategies.SingleDeviceStrategy"
+
+
+class JDDDPStrategy(AddsCallback):
+    """Jacobian descent on several devices: ``Trainer(strategy="jd_ddp")``.
+
+    Takes the arguments of :class:`~lightning_jd.JacobianDescent`, followed by the keyword arguments
+    of Lightning's ``DDPStrategy``.
+    """
+
+    strategy_name = "jd_ddp"
+    lightning_base = "strategies.DDPStrategy"
+
+
+STRATEGIES: tuple[type[AddsCallback], ...] = (JDStrategy, JDDDPStrategy)

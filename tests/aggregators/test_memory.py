@@ -181,7 +181,7 @@ def test_rows_without_a_name_are_refused(cls: type[Method], kind: str) -> None:
     if issubclass(cls, Balancer) and kind == "instances_tasks":
         return  # a balancer sees the tasks of the matrix
     step = Step(NAMES, torch.ones(3), kind=kind, columns=3)
-    with pytest.raises(ArgumentError, match=r"keeps a state by the name of a task.*rows='tasks'"):
+    with pytest.raises(ArgumentError, match=r"stores its state by task name.*rows='tasks'"):
         outcome(cls(), rows(0), step)
 
 
@@ -222,5 +222,5 @@ def test_a_memory_keeps_rows_of_tasks_that_come_and_go() -> None:
 
 
 def test_losses_that_a_method_needs_must_be_known() -> None:
-    with pytest.raises(ArgumentError, match="DWA must know the losses, got gradients only"):
+    with pytest.raises(ArgumentError, match="DWA requires the loss values, got gradients only"):
         balancers()["dwa"]().weigh(Step(NAMES))

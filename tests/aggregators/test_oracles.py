@@ -224,7 +224,7 @@ class _Nash(torch.nn.Module):
 
 
 def test_crmogm_needs_weights_to_average() -> None:
-    with pytest.raises(ArgumentError, match=r"`aggregator` must be weighted.* got GradDrop"):
+    with pytest.raises(ArgumentError, match=r"`aggregator` must compute weights.* got GradDrop"):
         CRMOGM("graddrop")
 
 

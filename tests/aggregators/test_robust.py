@@ -125,7 +125,7 @@ def test_arguments_are_checked(build: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("aggregator", "message"),
     [
-        (Krum(1), r"n_byzantine=1 must have at least 2 \* 1 \+ 3 = 5 rows, got 4\. .* lower"),
+        (Krum(1), r"n_byzantine=1 requires at least 2 \* 1 \+ 3 = 5 rows, got 4\. .* lower"),
         (Krum(0, 5), r"at most the 4 rows that are not arbitrary .* got n_selected=5"),
         (TrimmedMean(2), r"trim=2 must have at least 5 rows, got 4\. Lower `trim`"),
     ],

@@ -218,7 +218,7 @@ def test_a_task_may_be_absent() -> None:
 def test_instances_have_no_name_to_keep_a_state_by() -> None:
     model = network()
     vector = torch.stack(list(losses(model).values()))
-    with pytest.raises(ArgumentError, match=r"GradVac keeps a state .* got 3 instances"):
+    with pytest.raises(ArgumentError, match=r"GradVac stores its state .* got 3 instances"):
         lightning_jd.backward(vector, model, GradVac())
 
 

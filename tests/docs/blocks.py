@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-#: Their blocks continue each other: `tests/engines/test_docs.py` runs them in order.
-CONTINUED = {"engines.md", "write_a_rule.md"}
 PAGES = {
     str(page.relative_to(ROOT)): page
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -14,9 +14,10 @@ import torch
 
 from lightning_jd.aggregators import _registry
 from lightning_jd.cli import COMMANDS, _add, _parser, _underscored
-from tests.docs.blocks import CONTINUED, PAGES, Block, all_blocks, blocks_of, prints
+from lightning_jd.engines.tape import unregister_flow, unregister_rule
+from tests.docs.blocks import PAGES, Block, all_blocks, blocks_of, prints
 
-PYTHON = [b for b in all_blocks("python") if Path(b.page).name not in CONTINUED]
+PYTHON = list(all_blocks("python"))
 #: Pages whose programs train for a while, or compile.
 LONG = ("docs/tutorials/", "docs/howto/compile.md", "docs/howto/physics.md", "docs/howto/lora.md")
 #: Commands that a page runs, one line each.
@@ -43,6 +44,9 @@ def _a_place_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
             del sys.modules[name]
     os.environ.clear()
     os.environ.update(environment)
+    unregister_rule("TrilinearBackward0", 1)  # of the page on rules
+    unregister_rule("MatrixBackward", 1)
+    unregister_flow("MatrixBackward")
 
 
 def needs(block: Block) -> list[str]:

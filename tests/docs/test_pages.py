@@ -20,6 +20,13 @@ def test_links_to_files_are_not_broken(page: str) -> None:
     assert not broken
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_publishes_a_number_that_it_calls_out_of_date(page: str) -> None:
+    text = " ".join(PAGES[page].read_text("utf-8").split()).lower()
+    stale = re.findall(r".{40}\b(?:out of date|outdated|out-of-date|no longer true)\b", text)
+    assert not stale, "measure it again, or remove it"
+
+
 def test_every_example_is_listed() -> None:
     page = (DOCS / "howto" / "index.md").read_text(encoding="utf-8")
     assert [file.name for file in (ROOT / "examples").glob("*.*") if file.name not in page] == []

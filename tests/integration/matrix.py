@@ -61,15 +61,14 @@ def table() -> str:
     for name, processes in STRATEGIES.items():
         note = "" if processes == 1 else f", {processes} processes"
         missing = MISSING.get(name, set())
-        yes = " / ".join("✓" for _ in MODULES)
-        lines.append([f"{name}{note}", *("-" if each in missing else yes for each in PRECISIONS)])
+        lines.append([f"{name}{note}", *("-" if each in missing else "✓" for each in PRECISIONS)])
     rows = [f"| {' | '.join(cells)} |" for cells in lines]
-    legend = f"{' / '.join(MODULES)}; on a CPU, where the tests run; - is not offered by Lightning."
-    reasons: dict[str, list[str]] = {}
-    for name, reason in sorted(REFUSED.items()):
-        reasons.setdefault(reason, []).append(f"`{name}`")
-    refused = [f"{' and '.join(names)} ({reason})" for reason, names in reasons.items()]
-    return "\n".join([*rows, "", f"{legend} Refused at setup: {'; '.join(refused)}."])
+    refused = ", ".join(f"`{name}`" for name in sorted(REFUSED))
+    legend = (
+        f"✓: tested on a CPU, {' and '.join(MODULES)}; -: not offered by Lightning. "
+        f"Refused at setup: {refused} ([why](docs/limits.md))."
+    )
+    return "\n".join([*rows, "", legend])
 
 
 def write(path: Path) -> None:

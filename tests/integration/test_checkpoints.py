@@ -119,7 +119,7 @@ def test_resuming_with_another_aggregator_says_so(
     with caplog.at_level("INFO"):
         fit(Regression(), ckpt_path=path, callbacks=[JacobianDescent("pcgrad")])
     assert any(
-        "continues with pcgrad; the checkpoint was written with rgw" in line
+        "continues with pcgrad. The checkpoint was written with rgw" in line
         for line in caplog.messages
     )
 
@@ -130,3 +130,20 @@ def test_a_checkpoint_after_the_fit_has_the_state(tmp_path: Path) -> None:
         run.save_checkpoint(tmp_path / "last.ckpt")
         content = torch.load(tmp_path / "last.ckpt", weights_only=True)
         assert "JacobianDescent" in content["callbacks"]
+
+
+@pytest.mark.parametrize("aggregator", ["upgrad", "rgw"])
+def test_a_checkpoint_of_version_0_1_resumes(aggregator: str, tmp_path: Path) -> None:
+    """Version 0.1 saved name, generator state as a tensor, and the number of skipped objectives."""
+    path = checkpoint(tmp_path, aggregator)
+    saved = torch.load(path, weights_only=True)
+    state = saved["callbacks"]["JacobianDescent"]
+    random = {"_extra_state": torch.Generator().manual_seed(3).get_state()}
+    old = {"name": aggregator, "aggregator": random if aggregator == "rgw" else {}, "skipped": 2}
+    assert state.keys() == old.keys()
+    assert state["aggregator"].keys() == old["aggregator"].keys()
+    saved["callbacks"]["JacobianDescent"] = old
+    torch.save(saved, path)
+    callback = JacobianDescent(aggregator)
+    fit(Regression(), callbacks=[callback], ckpt_path=path)
+    assert callback.skipped == 2

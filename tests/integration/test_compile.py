@@ -13,7 +13,7 @@ from lightning_jd.surfaces import JacobianDescent
 from tests.helpers.lightning import Regression, assert_same_weights, batches, fit, moved
 from tests.integration.features import Compiled
 
-SAID = "Jacobian descent runs what is compiled eagerly"
+SAID = "Jacobian descent runs compiled modules eagerly"
 BACKENDS = [
     "aot_eager",
     pytest.param(

@@ -133,7 +133,9 @@ def test_only_the_inputs_that_are_asked_for() -> None:
 
 @pytest.mark.parametrize("arguments", [{"gradient": torch.ones(4)}, {"create_graph": True}])
 def test_other_arguments_are_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match="no arguments but `retain_graph`, `inputs` and `name`"):
+    with pytest.raises(
+        ArgumentError, match="only the arguments `retain_graph`, `inputs` and `name`"
+    ):
         fit(Calling(**arguments), callbacks=[JacobianDescent("upgrad")])
 
 

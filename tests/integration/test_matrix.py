@@ -41,7 +41,7 @@ def test_cell_on_one_device(strategy: str, precision: str, module: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_cell(name: str) -> None:
     fake = type(name, (L.strategies.SingleDeviceStrategy,), {})  # the real ones need accelerators
-    with pytest.raises(SetupError, match=f"cannot work with {name}: "):
+    with pytest.raises(SetupError, match=f"does not support {name}: "):
         fit(Regression("tasks"), strategy=fake(), callbacks=[JacobianDescent()])
 
 

@@ -488,9 +488,9 @@ def test_fabric_and_backward_take_weights_from_features(where: str) -> None:
 
 def test_weights_that_cannot_be_cheaper_are_refused() -> None:
     for spec in ("graddrop", "modo", "uw"):
-        with pytest.raises(ArgumentError, match=f"`weights_from` must come with .* got {spec}"):
+        with pytest.raises(ArgumentError, match=f"`weights_from` requires .* got {spec}"):
             JacobianDescent(spec, weights_from="features")
-        with pytest.raises(ArgumentError, match=f"`weights_every` must come with .* got {spec}"):
+        with pytest.raises(ArgumentError, match=f"`weights_every` requires .* got {spec}"):
             JacobianDescent(spec, weights_every=2)
     with pytest.raises(ArgumentError, match="`n` must be"):
         JacobianDescent("upgrad", weights_every=0)

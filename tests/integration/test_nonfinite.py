@@ -161,7 +161,7 @@ def test_an_epoch_of_which_nothing_is_left_is_an_error(
     cls: Any, form: str, found: int, surface: str
 ) -> None:
     module = cls(form)
-    message = f"infinity in all {found} of the 6 steps of epoch 0"
+    message = f"infinity for all {found} in the 6 steps of epoch 0"
     with pytest.raises(NonFiniteError, match=message):
         fit(module, **surfaces(nonfinite="skip")[surface])
     assert not moved(module, Regression())

@@ -158,5 +158,5 @@ def test_one_process_trains_as_always(cls: type[Regression], accumulation: Any) 
     ("form", "got"), [("instances", r"got \(4,\)"), ("tasks", "got dict"), ("list", "got list")]
 )
 def test_several_losses_are_refused(form: Any, got: str) -> None:
-    with pytest.raises(ArgumentError, match=rf"rows='ranks' the loss must be one scalar.*{got}"):
+    with pytest.raises(ArgumentError, match=rf"rows='ranks' the loss must be a scalar.*{got}"):
         fit(Regression(form), callbacks=[JacobianDescent(rows="ranks")])

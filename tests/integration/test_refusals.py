@@ -20,7 +20,7 @@ class SomeStrategy:
 
 def test_an_unknown_strategy_on_several_processes() -> None:
     trainer = SimpleNamespace(strategy=SomeStrategy(), world_size=2)
-    with pytest.raises(SetupError, match=r"must run with strategy='ddp' .* got SomeStrat"):
+    with pytest.raises(SetupError, match=r"requires strategy='ddp', .* got SomeStrat"):
         check_supported(trainer, SimpleNamespace(automatic_optimization=True), Settings(Mean()))
 
 
@@ -31,8 +31,14 @@ class ModelParallelStrategy:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (Settings(Mean(), params="shared"), "params='shared' cannot work with ModelParallel"),
-        (Settings(Mean(), nonfinite="skip"), "nonfinite='skip' cannot work with ModelParallel"),
+        (
+            Settings(Mean(), params="shared"),
+            "params='shared' cannot be combined with ModelParallel",
+        ),
+        (
+            Settings(Mean(), nonfinite="skip"),
+            "nonfinite='skip' cannot be combined with ModelParallel",
+        ),
         (Settings(GradDrop()), "must be a weighting of the rows, got graddrop"),
     ],
 )

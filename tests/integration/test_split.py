@@ -245,7 +245,7 @@ def test_without_it_the_error_names_it() -> None:
 
 
 def test_wrong_options() -> None:
-    with pytest.raises(ArgumentError, match="`split` cannot work with rows='ranks'"):
+    with pytest.raises(ArgumentError, match="`split` cannot be combined with rows='ranks'"):
         JacobianDescent(rows="ranks", split="terms")
     with pytest.raises(ArgumentError, match="`split` must be one of 'terms', 'instances', 'auto'"):
         JDStrategy(split="both")

@@ -155,7 +155,7 @@ TWICE = {
 @pytest.mark.parametrize("name", TWICE)
 def test_asking_twice_is_an_error(name: str) -> None:
     make, arguments = TWICE[name]
-    with pytest.raises(SetupError, match="must be asked for once"):
+    with pytest.raises(SetupError, match="must be configured once"):
         fit(make("tasks"), **arguments())
 
 
@@ -220,12 +220,12 @@ FakeDeepSpeed.__name__ = "DeepSpeedStrategy"
 
 
 def test_strategies_that_cannot_work_are_refused() -> None:
-    with pytest.raises(SetupError, match="cannot work with DeepSpeedStrategy: DeepSpeed runs its"):
+    with pytest.raises(SetupError, match="does not support DeepSpeedStrategy: DeepSpeed runs its"):
         fit(Regression("tasks"), strategy=FakeDeepSpeed(), callbacks=[JacobianDescent()])
 
 
 def test_step_accumulation_is_refused_in_manual_optimization() -> None:
-    with pytest.raises(SetupError, match="in manual optimization only your code does"):
+    with pytest.raises(SetupError, match="in manual optimization only your code knows"):
         fit(ManualRegression("tasks"), callbacks=[JacobianDescent(accumulation="step")])
 
 

@@ -300,5 +300,5 @@ def test_one_objective_has_no_conflict() -> None:
 
 
 def test_evenness_needs_weights() -> None:
-    with pytest.raises(ArgumentError, match="must get the weights of the update, got nothing"):
+    with pytest.raises(ArgumentError, match="requires the weights, got none"):
         WeightEntropy().update()

@@ -300,10 +300,10 @@ def test_it_is_finite_in_low_precision_and_at_any_scale(dtype: torch.dtype, scal
 def test_what_cannot_work_is_refused() -> None:
     x = [torch.zeros(2, requires_grad=True)]
     wrong: list[tuple[Callable[[], object], str]] = [
-        (lambda: optim.SGD(x, aggregator="graddrop"), "must be weighted.*got graddrop"),
-        (lambda: optim.SGD(x, aggregator="uw"), "must be weighted.*got uw"),
+        (lambda: optim.SGD(x, aggregator="graddrop"), "must compute weights.*got graddrop"),
+        (lambda: optim.SGD(x, aggregator="uw"), "must compute weights.*got uw"),
         (lambda: optim.SGD(x, lr=-1.0), "`lr` must be at least 0"),
-        (lambda: optim.SGD(x, nesterov=True), "`nesterov` must have a momentum"),
+        (lambda: optim.SGD(x, nesterov=True), "`nesterov` requires a momentum"),
         (lambda: optim.Adam(x, betas=(1.0, 0.9)), "`betas` must be at least 0 and less than 1"),
         (lambda: optim.NAdam(x, momentum_decay=-1.0), "`momentum_decay` must be at least 0"),
     ]

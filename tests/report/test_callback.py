@@ -127,7 +127,7 @@ def test_reporting_does_not_change_the_training(tmp_path: Path) -> None:
 
 
 def test_without_jacobian_descent_there_is_nothing_to_report() -> None:
-    with pytest.raises(SetupError, match="JDReport must have something to report on"):
+    with pytest.raises(SetupError, match="JDReport requires Jacobian descent"):
         fit(Regression("scalar"), callbacks=[JDReport()])
 
 
@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning_at_the_start(
         folder = str(tmp_path / "file")
         Path(folder).write_text("not a folder")
     module = Regression("tasks")
-    with pytest.warns(RuntimeWarning, match="JDReport must be able to write to its folder, got '"):
+    with pytest.warns(RuntimeWarning, match="JDReport cannot write to its folder '"):
         run = fit(module, callbacks=[JacobianDescent(), JDReport(folder)])
     assert run.global_step == 12  # the training went on
 

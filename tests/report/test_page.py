@@ -215,7 +215,7 @@ def test_the_command_line_knows_it(tmp_path: Path, capsys: pytest.CaptureFixture
     from lightning_jd.cli import main
 
     assert main(["report", str(tmp_path / "nowhere")]) == 1
-    assert "`run_dir` must be a folder" in capsys.readouterr().err
+    assert "`run_dir` must be an existing folder" in capsys.readouterr().err
     full_run().write(tmp_path / "jd_run.json")
     assert main(["report", str(tmp_path)]) == 0
     assert (tmp_path / "jd_report.html").exists()
@@ -243,7 +243,7 @@ def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_wrong_folders_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="`run_dir` must be a folder, got"):
+    with pytest.raises(ArgumentError, match="`run_dir` must be an existing folder, got"):
         read_run(tmp_path / "nowhere")
     with pytest.raises(ArgumentError, match=r"no logged value called 'jd/\.\.\.' was found"):
         read_run(tmp_path)

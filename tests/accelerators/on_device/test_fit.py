@@ -92,9 +92,9 @@ def test_an_objective_that_is_not_finite_is_named_or_skipped(what: str, form: st
     with pytest.raises(NonFiniteError, match=rf"In batch 2 of epoch 0.*{name}"):
         fitted(Exploding(form, what), JacobianDescent("upgrad"), **on_device())
     cpu, device = (JacobianDescent("upgrad", nonfinite="skip") for _ in range(2))
-    with pytest.warns(match="NaN or infinite, and nonfinite='skip' left them out"):
+    with pytest.warns(match="NaN or infinite, and nonfinite='skip' dropped them"):
         expected = fitted(Exploding(form, what), cpu)
-    with pytest.warns(match="NaN or infinite, and nonfinite='skip' left them out"):
+    with pytest.warns(match="NaN or infinite, and nonfinite='skip' dropped them"):
         module = fitted(Exploding(form, what), device, **on_device())
     assert device.skipped == cpu.skipped >= 2
     assert_same(module, expected, rtol=1e-5, atol=1e-6)
