@@ -19,7 +19,7 @@ from lightning_jd.core.processes._failures import check_peers, report_failure
 from lightning_jd.core.processes._layout import LISTED
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.processes._replicas import check_replicas
-from lightning_jd.core.processes._volume import Matrix, volume
+from lightning_jd.core.processes._volume import Head, Matrix, volume
 from lightning_jd.core.rows._base import Rows
 from lightning_jd.core.rows._collect import collect
 from lightning_jd.core.rows._sharded import is_sharded, show_pieces, unsupported_by_pieces
@@ -30,6 +30,7 @@ __all__ = [
     "Delivery",
     "GroupReport",
     "Groups",
+    "Head",
     "Matrix",
     "Pool",
     "Report",

@@ -59,15 +59,20 @@ def row_by_row(
     """
     nodes = nodes_below(objectives)
     check_visible(nodes)
-    chunk = chunk or _chunk_for(objectives, named, nodes)
+    chunk = min(chunk or _chunk_for(objectives, named, nodes), objectives.m)
     if chunk > 1:
         try:
             blocks = _blocks(objectives, named, chunk, scale)
-            return _fill(objectives, named, blocks, chunk).div_(scale)
+            return _unscaled(_fill(objectives, named, blocks, chunk), scale)
         except RuntimeError:
             # Some operations cannot be vectorised; what is a true error is raised again below.
             pass
-    return _fill(objectives, named, rows(objectives, named, scale=scale), 1).div_(scale)
+    one_by_one = rows(objectives, named, scale=scale)
+    return _unscaled(_fill(objectives, named, one_by_one, 1), scale)
+
+
+def _unscaled(J: Tensor, scale: float | Tensor) -> Tensor:
+    return J if isinstance(scale, float) and scale == 1 else J.div_(scale)
 
 
 def _chunk_for(objectives: Objectives, named: NamedParameters, nodes: list[Node]) -> int:
@@ -106,12 +111,19 @@ def _fill(
 ) -> Tensor:
     """Write blocks of ``height`` rows (the last may have fewer) into one matrix."""
     double = any(tensor.dtype.to_real() == torch.float64 for _, tensor in named)
+    dtype = torch.float64 if double else torch.float32
     columns = [column_count(tensor) for _, tensor in named]
+    if objectives.m <= height:  # all in one block
+        (block,) = blocks
+        shapes = [(objectives.m, size) for size in columns]
+        missing = torch.zeros((), dtype=dtype, device=objectives.device)
+        parts = [
+            missing.expand(shape) if g is None else to_columns(g).view(shape).to(missing)
+            for g, shape in zip(block, shapes, strict=True)
+        ]
+        return torch.cat(parts, dim=1)
     J = torch.zeros(  # a gradient that is missing is zero
-        objectives.m,
-        sum(columns),
-        dtype=torch.float64 if double else torch.float32,
-        device=objectives.device,
+        objectives.m, sum(columns), dtype=dtype, device=objectives.device
     )
     for target, block in zip(J.split(height), blocks, strict=True):
         for place, g in zip(target.split(columns, dim=1), block, strict=True):

@@ -13,7 +13,6 @@ from lightning_jd.core import (
     Pool,
     Rows,
     Update,
-    check_peers,
     collect,
     compute_update,
     in_halves,
@@ -49,7 +48,6 @@ def compute_step(
     keeps = objectives.kind == "ranks" and Pool().size > 1
     rows = begin(named, settings, keeps=keeps, retain_graph=retain_graph)
     rows.add(objectives, scale=1.0 if scale is None else scale)
-    check_peers(objectives.device)
     return finish(rows, settings, scale, delivery)
 
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from lightning_jd.core import (
     volume,
 )
 from lightning_jd.core.processes import _exchange
+from lightning_jd.core.processes._columns import buckets
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._kept import KeptRows
 from lightning_jd.core.rows._live import LiveRows
@@ -194,6 +195,7 @@ CASES = {
     "tasks, graddrop per layer": Case(mlp, tasks, aggregator="graddrop", groups="layer"),
     "missing task": Case(Heads, missing),
     "missing task, small buckets": Case(Heads, missing, bucket=50),
+    "missing task, one sample": Case(Heads, missing, counts=(1, 1)),
     "missing task, kept": Case(Heads, missing, keeps=True, delivery=AVERAGED),
     "missing task, graddrop": Case(Heads, missing, aggregator="graddrop"),
     "missing task, shared": Case(Heads, missing, select="shared", delivery=AVERAGED),
@@ -273,14 +275,24 @@ def expected_of(case: Case, objectives: Objectives, named: NamedParameters) -> E
 @contextmanager
 def buckets_of(size: int) -> Iterator[None]:
     """Buckets of some bytes; no process may send more rows at a time."""
-    original = Pool.exchange
+    exchange, send = Pool.exchange, Pool.send
 
-    def exchange(self: Pool, rows: Tensor, *args: Any) -> list[Tensor]:
+    def checked_exchange(self: Pool, rows: Tensor, *args: Any) -> Tensor:
         one_column = len(rows) * rows.element_size()
         assert rows.numel() * rows.element_size() <= max(size, one_column)
-        return original(self, rows, *args)
+        return exchange(self, rows, *args)
 
-    with patch.object(_exchange, "BUCKET_BYTES", size), patch.object(Pool, "exchange", exchange):
+    def checked_send(self: Pool, leaving: Any, *args: Any) -> Any:
+        rows = [part for each in leaving for part in each["rows"]]
+        most = max((len(part) for part in rows), default=0)
+        assert all(part.numel() * part.element_size() <= max(size, 8 * most) for part in rows)
+        return send(self, leaving, *args)
+
+    with (
+        patch.object(_exchange, "BUCKET_BYTES", size),
+        patch.object(Pool, "exchange", checked_exchange),
+        patch.object(Pool, "send", checked_send),
+    ):
         yield
 
 
@@ -346,6 +358,8 @@ def work_of_two(rank: int, folder: Path) -> None:
     check_kinds(rank)
     check_agreement(rank)
     check_micro_batches(rank)
+    check_collectives(rank)
+    check_surprises(rank)
 
 
 def work_of_three(rank: int, folder: Path) -> None:
@@ -432,7 +446,7 @@ def check_agreement(rank: int) -> None:
     assert pool.gather(value) == [(value[0], 0), (value[0], 1)]
     before = pool.sent["agreement"]
     assert pool.gather(value) == [(value[0], 0), (value[0], 1)]
-    assert pool.sent["agreement"] - before == 16
+    assert pool.sent["agreement"] - before == 24
     if rank == 1:
         _remembered.forget()
     assert pool.gather(value) == [(value[0], 0), (value[0], 1)]
@@ -469,6 +483,74 @@ def check_micro_batches(rank: int) -> None:
         compute_update(lost, resolve("upgrad"), delivery=WHERE_REACHED)
 
 
+@contextmanager
+def collectives() -> Iterator[list[str]]:
+    """What is called of torch.distributed meanwhile."""
+    used: list[str] = []
+
+    def noted(name: str) -> Any:
+        original = getattr(dist, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            used.append(name)
+            return original(*args, **kwargs)
+
+        return patch.object(dist, name, call)
+
+    verbs = "all_gather all_gather_object all_reduce all_to_all_single broadcast barrier"
+    others = "broadcast_object_list batch_isend_irecv isend irecv send recv reduce gather scatter"
+    with ExitStack() as stack:
+        for name in (verbs + " " + others).split():
+            stack.enter_context(noted(name))
+        yield used
+
+
+STEADY = ["all_gather", "all_to_all_single", "all_reduce", "broadcast"]
+
+
+def check_collectives(rank: int) -> None:
+    """A step like the one before: a roll call, one exchange, one sum, and the weights."""
+    for model, losses, keeps in (
+        (mlp, instances, False),
+        (convolutional, instances, False),
+        (Attention, instances, False),
+        (mlp, tasks, False),
+        (Heads, missing, False),
+        (mlp, ranks, True),
+    ):
+        case = Case(model, losses, keeps=keeps, delivery=AVERAGED)
+        run(case, rank)
+        with collectives() as used:
+            run(case, rank)
+        assert used == STEADY, (model, losses, used)
+
+
+def check_surprises(rank: int) -> None:
+    """Sizes that nobody has announced change from step to step, on one process or on both."""
+
+    class Sequences(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token, self.out = nn.Linear(2, 5), nn.Linear(5, 3)
+            self.length = 3
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.token(x.view(len(x), 3, 2)[:, : self.length]).tanh().mean(dim=1))
+
+    def of_length(model: nn.Module, x: Tensor, k: int) -> Any:
+        model.length = lengths[k]
+        return model(x).square().mean(dim=1)
+
+    counts = []
+    for lengths in ((3, 3), (3, 3), (2, 3), (2, 3), (1, 2), (3, 1), (1, 1)):
+        case = Case(Sequences, of_length)
+        with collectives() as used:
+            check(f"lengths {lengths}", case, rank, 2)
+        counts.append(used.count("all_to_all_single"))
+    # In vain where something else was expected, until nothing is expected any more.
+    assert counts == [1, 1, 2, 1, 2, 2, 1], counts
+
+
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     run_in_two_processes(work_of_two, tmp_path)
@@ -494,9 +576,9 @@ def test_one_process_is_a_pool_of_one(name: str, make: type[Rows]) -> None:
 
 def test_a_bucket_has_equal_columns() -> None:
     blocks = [torch.arange(7.0).view(1, 7), torch.arange(7.0, 8.0).view(1, 1), torch.zeros(1, 0)]
-    buckets = list(_exchange._buckets(blocks, 3))
-    assert [bucket.shape[1] for bucket in buckets] == [3, 3, 2]
-    assert_close(torch.cat(buckets, dim=1), torch.arange(8.0).view(1, 8))
+    found = list(buckets(blocks, 3))
+    assert [bucket.shape[1] for bucket in found] == [3, 3, 2]
+    assert_close(torch.cat(found, dim=1), torch.arange(8.0).view(1, 8))
 
 
 def test_factors_are_rows_in_disguise() -> None:

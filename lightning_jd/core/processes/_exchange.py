@@ -9,23 +9,39 @@ are two ways to :math:`G = J J^\top`, and each parameter takes the one that send
   instead, to half of the other processes; each block :math:`J_r J_s^\top` is formed on one of its
   two processes.
 
-Everything here is called by all processes in the same order.
+Both go in the same messages, and this process multiplies its own rows while a message is on its
+way. Everything here is called by all processes in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
-from lightning_jd.core.processes._factors import add_by_factors, form_of, travelling_factors
+from lightning_jd.core.processes._columns import (
+    Columns,
+    buckets,
+    columns_alone,
+    columns_of_rows,
+    even,
+    products,
+)
+from lightning_jd.core.processes._factors import Blocks, Lot, lots, travelling_factors
+from lightning_jd.core.processes._forms import Form, rows_alone
 from lightning_jd.core.processes._layout import Layout
-from lightning_jd.core.processes._pool import Pool
-from lightning_jd.engines.tape import Contribution
+from lightning_jd.core.processes._pool import Arriving, Pool
+from lightning_jd.engines.tape import Contribution, Rows
 
-#: Bytes of rows that a process sends, and receives, at a time; as much as DDP reduces at a time.
+#: Bytes of rows, and of factors, that a process sends, and receives, at a time; as much as DDP
+#: reduces at a time.
 BUCKET_BYTES = 25 << 20
+
+#: A contribution, and what to hold in its place: rows that had to be formed.
+Formed = tuple[Contribution, list[Contribution]]
 
 
 def add_by_rows(G: Tensor, pool: Pool, layout: Layout, blocks: Iterable[Tensor]) -> None:
@@ -38,10 +54,9 @@ def add_by_rows(G: Tensor, pool: Pool, layout: Layout, blocks: Iterable[Tensor])
         blocks: The rows of this process from left to right, shapes (rows, some columns). Processes
             may cut them in different ways.
     """
-    for bucket in _buckets(blocks, _width(layout, G)):
-        widths = _even(bucket.shape[1], pool.size)
-        piece = layout.assembled(pool.exchange(bucket, layout.counts, widths))
-        G.addmm_(piece, piece.T)
+    for bucket in buckets(blocks, _width(layout, G)):
+        widths = even(bucket.shape[1], pool.size)
+        G += products(layout.assembled(pool.exchange(bucket, layout.counts, widths)))
 
 
 def all_at_first(pool: Pool, layout: Layout, blocks: Iterable[Tensor], like: Tensor) -> Tensor:
@@ -50,7 +65,7 @@ def all_at_first(pool: Pool, layout: Layout, blocks: Iterable[Tensor], like: Ten
     Arguments as in :func:`add_by_rows`; ``like`` gives the type.
     """
     pieces = []
-    for bucket in _buckets(blocks, _width(layout, like)):
+    for bucket in buckets(blocks, _width(layout, like)):
         widths = [bucket.shape[1], *[0] * (pool.size - 1)]
         pieces.append(layout.assembled(pool.exchange(bucket, layout.counts, widths)))
     return torch.cat(pieces, dim=1) if pieces else like.new_zeros(layout.m, 0)
@@ -61,8 +76,9 @@ def add_contributions(
     pool: Pool,
     layout: Layout,
     sizes: Sequence[int],
-    contributions: Iterable[Contribution],
-) -> None:
+    forms: Sequence[Sequence[Form]],
+    parts: Sequence[Sequence[Contribution]],
+) -> list[Formed]:
     """Add the products of the rows of some parameters, each by the way that sends less.
 
     Args:
@@ -70,65 +86,111 @@ def add_contributions(
         pool: The processes.
         layout: Whose rows go where.
         sizes: How many entries each parameter has.
-        contributions: The rows of this process; their placements count these parameters.
+        forms: How each process holds the rows of each parameter.
+        parts: The rows of this process, by parameter, as its forms say; or none at all, and then
+            zeros are sent in their place.
+
+    Returns:
+        Rows that had to be formed, as far as they are few enough to be held.
     """
-    parts: list[list[Contribution]] = [[] for _ in sizes]
-    for contribution in contributions:
-        parts[contribution.placements[0].parameter].append(contribution)
-    forms = pool.gather(tuple(form_of(those) for those in parts))
     weights = travelling_factors(forms, layout.counts, sizes)
-    add_by_factors(G, pool, layout, weights, dict(enumerate(parts)), BUCKET_BYTES)
-    covered = {place for weight in weights for place in weight[0].places}
-    singles: dict[int, list[Contribution]] = {k: [] for k in range(len(sizes)) if k not in covered}
-    for those in [those for k, those in enumerate(parts) if k not in covered]:
-        for single in [single for part in those for single in part.split()]:
-            singles[single.placements[0].parameter].append(single)
-    blocks = (
-        block.to(G)
-        for k, those in singles.items()
-        for block in _blocks(those, layout.counts[pool.rank], sizes[k], _width(layout, G), G)
-    )
-    add_by_rows(G, pool, layout, blocks)
+    alone = rows_alone(forms)
+    elsewhere = alone.keys() | {place for weight in weights for place in weight.places}
+    rest = [k for k in range(len(sizes)) if k not in elsewhere]
+    width, numbers = _width(layout, G), BUCKET_BYTES // G.element_size()
+    held: list[Formed] = []
+    rows = _rows(parts, rest, sizes, layout.counts[pool.rank], width, G, held)
+    blocks = Blocks()
+    finish: Callable[[], object] | None = None
+    for lot, *columns in zip_longest(
+        lots(weights, pool, parts, G, numbers),
+        columns_of_rows(rows, pool, layout, width),
+        columns_alone(alone, sizes, parts, pool, layout, G, numbers),
+    ):
+        message = _Message(pool, lot, [some for some in columns if some is not None], G)
+        if lot is not None:
+            lot.add_own(blocks)
+        if finish is not None:
+            finish()  # with the message before, while this one is on its way
+        finish = partial(message.finish, G, blocks)
+    if finish is not None:
+        finish()
+    blocks.add_to(G, layout, pool.rank)
+    return held
 
 
-def _blocks(
-    parts: Sequence[Contribution], m: int, size: int, width: int, like: Tensor
+class _Message:
+    """Factors and rows on their way to all processes, and theirs on the way to this one."""
+
+    def __init__(self, pool: Pool, lot: Lot | None, columns: list[Columns], like: Tensor) -> None:
+        self._pool, self._lot, self._columns = pool, lot, columns
+        everyone = range(pool.size)
+        others = [rank for rank in everyone if rank != pool.rank]
+        leaving = [
+            {
+                "factors": [] if lot is None or rank == pool.rank else lot.leaving(rank),
+                "rows": [some.leaving(rank) for some in columns if rank in others],
+            }
+            for rank in everyone
+        ]
+        #: How many numbers come from each process: factors, then rows.
+        self._sizes = [
+            [0 if lot is None else lot.size(rank), *[some.size(rank) for some in columns]]
+            for rank in everyone
+        ]
+        self._arriving: Arriving = pool.send(leaving, [sum(each) for each in self._sizes], like)
+
+    def finish(self, G: Tensor, blocks: Blocks) -> None:
+        """Multiply what has arrived."""
+        arrived = self._arriving.wait()
+        every = [list(part.split(each)) for part, each in zip(arrived, self._sizes, strict=True)]
+        for rank, (factors, *_) in enumerate(every):
+            if self._lot is not None and rank != self._pool.rank:
+                self._lot.add_cross(blocks, rank, factors)
+        for k, some in enumerate(self._columns):
+            some.add(G, [each[1 + k] for each in every])
+
+
+def _rows(
+    parts: Sequence[Sequence[Contribution]],
+    positions: Sequence[int],
+    sizes: Sequence[int],
+    m: int,
+    width: int,
+    like: Tensor,
+    held: list[Formed],
 ) -> Iterator[Tensor]:
-    """The rows of one parameter, not many more than ``width`` columns at a time where possible."""
-    if len(parts) == 1:
-        yield from parts[0].blocks(width)
-    elif parts:  # each has other entries of the parameter
-        yield torch.stack([part.rows() for part in parts]).sum(dim=0)
-    else:
-        yield from like.new_zeros(1, 1).expand(m, size).split(width, dim=1)
+    """The rows of some parameters from left to right, not many more than ``width`` columns at once.
+
+    Rows that had to be formed save the work of forming the gradient again, if they are held. But
+    all rows together are the Jacobian, which nobody wants to hold.
+    """
+    room = min(sum(sizes) // 3, width)
+    whole = [part for k in positions for part in parts[k]]
+    singles: dict[int, list[Contribution]] = {k: [] for k in positions}
+    for part in whole:
+        for single in part.split():
+            singles[single.placements[0].parameter].append(single)
+    kept: dict[int, Contribution] = {}
+    for k, those in singles.items():
+        if len(those) == 1 and sizes[k] <= room:
+            room -= sizes[k]
+            rows = those[0].rows()
+            kept[k] = Rows(rows, those[0].placements[0], is_placed=True)
+            yield rows.to(like)
+        elif len(those) == 1:
+            yield from (block.to(like) for block in those[0].blocks(width))
+        elif those:  # each has other entries of the parameter
+            yield torch.stack([single.rows() for single in those]).sum(dim=0).to(like)
+        else:
+            yield from like.new_zeros(1, 1).expand(m, sizes[k]).split(width, dim=1)
+    for part in whole:
+        places = [placement.parameter for placement in part.placements]
+        if any(k in kept for k in places):
+            by_place = {single.placements[0].parameter: single for single in part.split()}
+            held.append((part, [kept.get(k, by_place[k]) for k in places]))
 
 
 def _width(layout: Layout, like: Tensor) -> int:
     """How many columns a bucket has, so that no process sends or holds more bytes than it may."""
     return max(1, BUCKET_BYTES // (like.element_size() * max(1, *layout.counts)))
-
-
-def _buckets(blocks: Iterable[Tensor], width: int) -> Iterator[Tensor]:
-    """Blocks of any width in, blocks of equal width out (the last may have fewer columns)."""
-    waiting: list[Tensor] = []
-    count = 0
-    for block in blocks:
-        while block.shape[1]:
-            part, block = block[:, : width - count], block[:, width - count :]
-            waiting.append(part)
-            count += part.shape[1]
-            if count == width:
-                yield _side_by_side(waiting)
-                waiting, count = [], 0
-    if waiting:
-        yield _side_by_side(waiting)
-
-
-def _side_by_side(blocks: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(blocks), dim=1) if len(blocks) > 1 else blocks[0]
-
-
-def _even(columns: int, processes: int) -> list[int]:
-    """How many columns each process gets."""
-    each, more = divmod(columns, processes)
-    return [each + (rank < more) for rank in range(processes)]

@@ -2,54 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from lightning_jd.core.processes._forms import BESIDE, Factored, Form
 from lightning_jd.core.processes._layout import Layout
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.processes._volume import factors_send_less
 from lightning_jd.engines.tape import Contribution, Factors
 
 
-class Factored(NamedTuple):
-    """What one process tells the others about the factors of a weight.
+@dataclass(frozen=True)
+class Travelling:
+    """A weight whose factors travel.
 
     Attributes:
-        key: See :class:`lightning_jd.engines.tape.Factors`.
-        places: The position of the weight, and of its bias where the factors include it.
-        shapes: Those of the factors; none if the process has no row that reaches the weight.
+        held: What each process has of it.
+        turn: Of two processes that are opposite to each other on the circle, the first receives
+            the factors of the other if this is 0, and the second if it is 1.
     """
 
-    key: Hashable
-    places: tuple[int, ...]
-    shapes: tuple[tuple[int, ...], ...]
+    held: tuple[Factored, ...]
+    turn: int
 
     @property
-    def numbers(self) -> int:
-        """How many numbers the factors are."""
-        return sum(map(prod, self.shapes))
+    def places(self) -> tuple[int, ...]:
+        """See :class:`Factored`."""
+        return self.held[0].places
 
-
-#: ``None``: no row of the process reaches the parameter.
-Form = Factored | str | None
-
-
-def form_of(parts: Sequence[Contribution]) -> Form:
-    """How a process holds the rows of a parameter."""
-    if not parts:
-        return None
-    if len(parts) > 1 or (factors := parts[0].factors()) is None:
-        return "rows"
-    places = tuple(placement.parameter for placement in parts[0].placements)
-    return Factored(factors.key, places, factors.shapes)
-
-
-#: A weight whose factors travel: what each process has of it.
-Travelling = tuple[Factored, ...]
+    def goes(self, source: int, target: int) -> bool:
+        """Whether one process sends its factors to another: each pair of them meets once."""
+        size = len(self.held)
+        distance = (target - source) % size
+        if 2 * distance == size:
+            return (source < target) == bool(self.turn)
+        return 0 < 2 * distance < size
 
 
 def travelling_factors(
@@ -62,19 +52,22 @@ def travelling_factors(
         counts: How many rows each process has.
         sizes: How many entries each parameter has.
     """
-    chosen = []
+    chosen: list[Travelling] = []
+    work = [0, 0]  # of the two halves of the circle, which is to be the same
     for held in zip(*forms, strict=True):
         first = next((form for form in held if form is not None), None)
         if not isinstance(first, Factored) or not all(_alike(first, form) for form in held):
             continue
-        if any(own[place] is not None for own in forms for place in first.places[1:]):
+        if any(own[place] not in (None, BESIDE) for own in forms for place in first.places[1:]):
             continue  # on some process the bias is used without the weight
         none = first._replace(shapes=())
         weight = tuple(form if isinstance(form, Factored) else none for form in held)
         row = sum(sizes[place] for place in first.places)
         numbers = sum(form.numbers for form in weight)
         if factors_send_less(numbers, sum(counts) * row, processes=len(counts)):
-            chosen.append(weight)
+            turn = int(work[1] < work[0])
+            work[turn] += numbers
+            chosen.append(Travelling(weight, turn))
     return chosen
 
 
@@ -82,60 +75,118 @@ def _alike(first: Factored, other: Form) -> bool:
     return other is None or (isinstance(other, Factored) and other[:2] == first[:2])
 
 
-def add_by_factors(
-    G: Tensor,
-    pool: Pool,
-    layout: Layout,
-    weights: Sequence[Travelling],
-    parts: Mapping[int, Sequence[Contribution]],
-    bucket_bytes: int,
-) -> None:
-    """Add the products of the rows of some weights, as far as this process forms them.
+class Lot:
+    """Some weights, whose factors travel to some of the other processes in one message.
 
     Args:
-        G: Accumulator, updated in place, shape (m, m); its sum over processes is the Gramian.
+        weights: The weights.
+        distances: How far their factors travel on the circle of processes.
         pool: The processes.
-        layout: Whose rows go where.
-        weights: The weights, from :func:`travelling_factors`.
-        parts: What this process holds of them, by position.
-        bucket_bytes: How much to send at a time.
+        parts: What this process holds of all parameters, by position.
+        like: A tensor of the type of the Gramian.
     """
-    blocks: dict[int, Tensor] = {}
 
-    def add(other: int, block: Tensor) -> None:
-        blocks[other] = blocks[other] + block if other in blocks else block
-
-    for bucket in _buckets(weights, bucket_bytes // G.element_size()):
-        own: list[tuple[Factors, list[Tensor]] | None] = []
-        for weight in bucket:
-            part = next(iter(parts[weight[pool.rank].places[0]]), None)
+    def __init__(
+        self,
+        weights: Sequence[Travelling],
+        distances: Sequence[int],
+        pool: Pool,
+        parts: Sequence[Sequence[Contribution]],
+        like: Tensor,
+    ) -> None:
+        self._weights, self._distances, self._pool = weights, distances, pool
+        self._parts = [next(iter(parts[weight.places[0]]), None) for weight in weights]
+        self._own: list[tuple[Factors, list[Tensor]] | None] = []
+        for part in self._parts:
             factors = None if part is None else part.factors()
-            if part is None or factors is None:
-                own.append(None)
+            tensors = [] if factors is None else [tensor.to(like) for tensor in factors.tensors()]
+            self._own.append(None if factors is None else (factors, tensors))
+        self._like = like
+
+    def leaving(self, target: int) -> list[Tensor]:
+        """What this process sends to another one, flat."""
+        found = []
+        for weight, own in zip(self._weights, self._own, strict=True):
+            if not self._goes(weight, self._pool.rank, target):
                 continue
-            add(pool.rank, part.gramian().to(G))
-            own.append((factors, [tensor.to(G) for tensor in factors.tensors()]))
-        flat = [tensor.reshape(-1) for each in own if each is not None for tensor in each[1]]
-        leaving = torch.cat(flat) if flat else G.new_empty(0)
-        sizes = [_numbers(bucket, rank) for rank in range(pool.size)]
-        for distance in range(1, pool.size // 2 + 1):
-            arriving = pool.pass_on(leaving, distance, sizes)
-            if arriving is None:
-                continue
-            behind = (pool.rank - distance) % pool.size
-            theirs = _unpacked(arriving, [weight[behind].shapes for weight in bucket])
-            for each, tensors in zip(own, theirs, strict=True):
-                if each is not None and tensors:
-                    add(behind, each[0].cross(each[1], tensors))
-    for other, block in blocks.items():
-        layout.add_block(G, block, pool.rank, other)
+            if own is None:  # something else than was expected, or nothing
+                found.append(self._like.new_zeros(weight.held[self._pool.rank].numbers))
+            else:
+                found += [tensor.reshape(-1) for tensor in own[1]]
+        return found
+
+    def size(self, source: int) -> int:
+        """How many numbers another process sends to this one."""
+        rank = self._pool.rank
+        some = [weight for weight in self._weights if self._goes(weight, source, rank)]
+        return sum(weight.held[source].numbers for weight in some)
+
+    def add_own(self, blocks: Blocks) -> None:
+        """Add the products of the rows of this process; once for all distances."""
+        if 1 in self._distances:
+            for part, own in zip(self._parts, self._own, strict=True):
+                if part is not None and own is not None:
+                    blocks.add(self._pool.rank, part.gramian())
+
+    def add_cross(self, blocks: Blocks, source: int, arrived: Tensor) -> None:
+        """Add the products of the rows of this process and of another one."""
+        rank = self._pool.rank
+        some = [k for k, weight in enumerate(self._weights) if self._goes(weight, source, rank)]
+        shapes = [self._weights[k].held[source].shapes for k in some]
+        for k, theirs in zip(some, _unpacked(arrived, shapes), strict=True):
+            own = self._own[k]
+            if own is not None and theirs:
+                blocks.add(source, own[0].cross(own[1], theirs))
+
+    def _goes(self, weight: Travelling, source: int, target: int) -> bool:
+        distance = (target - source) % self._pool.size
+        return distance in self._distances and weight.goes(source, target)
+
+
+def lots(
+    weights: Sequence[Travelling],
+    pool: Pool,
+    parts: Sequence[Sequence[Contribution]],
+    like: Tensor,
+    numbers: int,
+) -> Iterator[Lot]:
+    """Cut the weights, and the processes that they go to, into messages.
+
+    Args:
+        weights: The weights.
+        pool: The processes.
+        parts: What this process holds of all parameters, by position.
+        like: A tensor of the type of the Gramian.
+        numbers: How many numbers a process may send, and receive, at a time.
+    """
+    distances = range(1, pool.size // 2 + 1)
+    for bucket in _buckets(weights, numbers):
+        step = max(1, numbers // max(1, *(_numbers(bucket, rank) for rank in range(pool.size))))
+        for begin in range(0, len(distances), step):
+            yield Lot(bucket, distances[begin : begin + step], pool, parts, like)
+
+
+class Blocks:
+    """Products of the rows of this process and of others, which this process forms."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Tensor] = {}
+
+    def add(self, other: int, block: Tensor) -> None:
+        """Add to the products with the rows of another process, or with its own."""
+        self._found[other] = self._found[other] + block if other in self._found else block
+
+    def add_to(self, G: Tensor, layout: Layout, rank: int) -> None:
+        """Put them where they belong in the Gramian."""
+        for other, block in self._found.items():
+            layout.add_block(G, block.to(G), rank, other)
 
 
 def _buckets(weights: Sequence[Travelling], numbers: int) -> Iterator[list[Travelling]]:
     bucket: list[Travelling] = []
     for weight in weights:
         grown = [*bucket, weight]
-        if bucket and max(_numbers(grown, r) for r in range(len(weight))) > numbers:
+        if bucket and max(_numbers(grown, r) for r in range(len(weight.held))) > numbers:
             yield bucket
             grown = [weight]
         bucket = grown
@@ -144,7 +195,7 @@ def _buckets(weights: Sequence[Travelling], numbers: int) -> Iterator[list[Trave
 
 
 def _numbers(bucket: Sequence[Travelling], rank: int) -> int:
-    return sum(weight[rank].numbers for weight in bucket)
+    return sum(weight.held[rank].numbers for weight in bucket)
 
 
 def _unpacked(

@@ -1,22 +1,22 @@
 """A process that fails tells the others, which would wait for it otherwise.
 
-Before the processes exchange the rows of a step, each of them answers to a roll call. One whose own
-code has raised an error, in ``training_step`` or in a data loader, answers with that error instead.
-Elsewhere (in a hook between two steps) the others are not at a roll call, but wait for something
-else. They notice when the process has ended, and find the reason in the store of the group.
+One whose own code has raised an error, in ``training_step`` or in a data loader, answers the next
+roll call of the others with it. Elsewhere (in a hook between two steps) the others are not at a
+roll call, but wait for something else. They notice when the process has ended, and find the reason
+in the store of the group.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 from datetime import timedelta
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from lightning_jd.core.processes._pool import Pool
-from lightning_jd.errors import ArgumentError, PeerError
+from lightning_jd.core.processes._roll_call import Answer, answers, check, failed_rank, text_of
+from lightning_jd.errors import PeerError
 
 #: How long a process with an error waits for the others, who may be in a forward pass.
 PATIENCE = timedelta(seconds=10)
@@ -33,47 +33,19 @@ _SIGNS = (
 )
 
 
-class Answer(NamedTuple):
-    """What a process says at a roll call.
-
-    Attributes:
-        failed: 0, or one more than the rank of the process, if that has failed.
-        scalar: Whether it has one scalar loss.
-        several: Whether it has several losses, or an empty list of them.
-    """
-
-    failed: int
-    scalar: int
-    several: int
-
-
 def check_peers(device: torch.device | None, *, scalar: bool = False) -> None:
     """Say that this process can go on with the step, and learn whether all others can.
 
     Args:
         device: Where tensors that are sent must be.
-        scalar: Whether it has one scalar loss, which is trained as always, and no rows. Then it
-            does not take part in what the others exchange.
+        scalar: Whether it has one scalar loss, and no rows.
 
     Raises:
         PeerError: If another process has failed; with its error.
         ArgumentError: If some processes have a scalar and others have several losses.
     """
-    if Pool().size == 1:
-        return
-    failed, scalars, several = _call(Answer(0, scalar, not scalar), device, None)
-    if failed:
-        raise PeerError(
-            f"All processes must take part in a step, but process {failed - 1} has failed: "
-            f"{_text(None, failed - 1)}. Its own output has the whole traceback."
-        )
-    if scalars and several:
-        raise ArgumentError(
-            "All processes must have several losses in a step, or all must have one scalar, got "
-            f"{'one scalar' if scalar else 'several losses'} on process {Pool().rank} and "
-            f"{'several losses' if scalar else 'one scalar'} on another. Return the losses in the "
-            "same form everywhere: a vector may be empty, and a dict may lack tasks."
-        )
+    if Pool().size > 1:
+        check(answers(Answer(scalar=scalar), device))
 
 
 def report_failure(error: BaseException, device: torch.device) -> None:
@@ -95,28 +67,10 @@ def report_failure(error: BaseException, device: torch.device) -> None:
         return
     text = f"{type(error).__name__}: {error}"
     try:
-        failed = _call(Answer(Pool().rank + 1, False, False), device, PATIENCE).failed
-        _text(text, failed - 1)
+        heard = answers(Answer(failed=True), device, PATIENCE)
+        text_of(failed_rank(heard), text)
     except RuntimeError:  # they are busy or gone, and this process is about to raise its own error
         _note(f"process {Pool().rank} has failed: {text}")
-
-
-def _call(answer: Answer, device: torch.device | None, patience: timedelta | None) -> Answer:
-    """The answers of all processes in one: the largest of each number."""
-    largest = torch.tensor(answer, device=device)
-    work = dist.all_reduce(largest, dist.ReduceOp.MAX, async_op=True)
-    if patience is None:
-        work.wait()
-    else:
-        work.wait(patience)
-    return Answer(*largest.tolist())
-
-
-def _text(text: str | None, source: int) -> str:
-    """What the process ``source`` has to say."""
-    texts = [text]
-    dist.broadcast_object_list(texts, source)
-    return str(texts[0])
 
 
 def _note(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -68,7 +68,7 @@ class Layout:
     Example:
         >>> first = Description(("tasks",), (), (("a", 1), ("b", 1)), 0)
         >>> second = Description(("tasks",), (), (("b", 1),), 0)
-        >>> layout = Layout.of([first, second])
+        >>> layout = Layout.of((first, second))
         >>> layout.names, layout.rows[1]
         (('a', 'b'), OwnRows(where=(1,), share=(0.5,)))
     """
@@ -78,8 +78,9 @@ class Layout:
     columns: int
     rows: tuple[OwnRows, ...]
 
-    @classmethod
-    def of(cls, descriptions: Sequence[Description]) -> Layout:
+    @staticmethod
+    @lru_cache(maxsize=64)  # most steps are like the one before
+    def of(descriptions: tuple[Description, ...]) -> Layout:
         """Put together what all processes have.
 
         Raises:
@@ -116,7 +117,7 @@ class Layout:
                 )
                 for each in descriptions
             )
-        return cls(kind, names, max(columns, default=1), rows)
+        return Layout(kind, names, max(columns, default=1), rows)
 
     @classmethod
     def alone(cls, objectives: Objectives) -> Layout:
@@ -160,12 +161,12 @@ class Layout:
         index = _on(values, where)
         return placed.index_add(0, index, values * _on(values, share).to(values))
 
-    def assembled(self, parts: Sequence[Tensor]) -> Tensor:
-        """J from the rows of all processes, or some columns of both."""
+    def assembled(self, stacked: Tensor) -> Tensor:
+        """J from the rows of all processes, one below the other, or some columns of both."""
         if self.is_union:
-            return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
-        J = parts[0].new_zeros(self.m, parts[0].shape[1])
-        for (where, share), part in zip(self.rows, parts, strict=True):
+            return stacked
+        J = stacked.new_zeros(self.m, stacked.shape[1])
+        for (where, share), part in zip(self.rows, stacked.split(self.counts), strict=True):
             if where == tuple(range(self.m)) and len(set(share)) == 1:
                 J.add_(part, alpha=share[0])  # the usual case: every process has every task
             else:
@@ -175,11 +176,21 @@ class Layout:
     def add_block(self, G: Tensor, block: Tensor, first: int, second: int) -> None:
         r"""Add :math:`S_r B S_s^\top` to a matrix, and its transpose if r is not s."""
         (rows, left), (columns, right) = self.rows[first], self.rows[second]
-        shares = torch.outer(block.new_tensor(left), block.new_tensor(right))
-        i, j = torch.tensor(rows).unsqueeze(1), torch.tensor(columns)
-        G[i, j] += block * shares
+        if self.is_union:  # and the rows of each process are next to each other
+            i, j = (slice(those[0], those[-1] + 1) for those in (rows, columns))
+            G[i, j] += block
+            if first != second:
+                G[j, i] += block.T
+            return
+        block = block * torch.outer(block.new_tensor(left), block.new_tensor(right))
+        above, beside = torch.tensor(rows).unsqueeze(1), torch.tensor(columns)
+        G[above, beside] += block
         if first != second:
-            G[j.unsqueeze(1), i.T] += (block * shares).T
+            G[beside.unsqueeze(1), above.T] += block.T
+
+    def share(self, row: int, rank: int) -> float:
+        """The factor of a row of J on one process; 0 if that does not have it."""
+        return dict(zip(*self.rows[rank], strict=True)).get(row, 0.0)
 
     def without(self, dropped: Collection[int]) -> Layout:
         """The same with some rows of J left out; the rows of the processes must follow."""

@@ -1,14 +1,14 @@
 """The other processes of a distributed run, as far as a step needs them.
 
-Only this module and :mod:`._failures` know :mod:`torch.distributed`. Every method must be called
-by all processes in the same order.
+Only this module, :mod:`._roll_call` and :mod:`._failures` know :mod:`torch.distributed`. Every
+method must be called by all processes in the same order.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -16,7 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-T = TypeVar("T")
+from lightning_jd.core.processes._roll_call import Answer, answers, check
+
+H = TypeVar("H", bound=Hashable)
 
 
 class Pool:
@@ -33,11 +35,12 @@ class Pool:
         sent: Bytes that this process has sent, by purpose. For reductions and broadcasts it is the
             share of this process in what all of them send if none sends more than it must: those
             of a ring.
+        agreed: The digests of what all processes have gathered last: equal if that is.
 
     Example:
         >>> pool = Pool()  # not distributed: everything is already there
         >>> pool.size, pool.gather("mine"), pool.exchange(torch.ones(1, 2), [1], [2])
-        (1, ['mine'], [tensor([[1., 1.]])])
+        (1, ['mine'], tensor([[1., 1.]]))
     """
 
     def __init__(self, device: torch.device | None = None, *, alone: bool = False) -> None:
@@ -46,40 +49,67 @@ class Pool:
         self.rank = dist.get_rank() if distributed else 0
         self.sent: Counter[str] = Counter()
         self.device = device
+        self.agreed: tuple[int, ...] = ()
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: H) -> list[H]:
         """The (small, picklable) values of all processes, in the order of their ranks.
 
         Most steps say what the step before said. So a digest of the value goes first, and the value
-        itself only if some process does not remember it. Values must not be changed.
+        itself only if some process does not remember it. It is a roll call, too.
+
+        Raises:
+            PeerError: If another process has failed; with its error.
+            ArgumentError: If another process has a scalar, and no rows.
         """
         if self.size == 1:
             return [value]
-        digest = _digest(pickle.dumps(value))
-        told = torch.tensor([digest, _remembered.state], device=self.device)
-        heard = [torch.empty_like(told) for _ in range(self.size)]
-        dist.all_gather(heard, told)
-        self._count("agreement", (self.size - 1) * told.numel() * told.element_size())
-        digests, states = zip(*(pair.tolist() for pair in heard), strict=True)
-        if len(set(states)) > 1:
+        heard = answers(
+            Answer(digest=_remembered.digest(value), state=_remembered.state), self.device
+        )
+        self._count("agreement", (self.size - 1) * 24)
+        check(heard)
+        self.agreed = tuple([answer.digest for answer in heard])
+        if len({answer.state for answer in heard}) > 1:
             _remembered.forget()
-        elif all(digest in _remembered.values for digest in digests):
-            return [_remembered.values[digest] for digest in digests]
-        values: list[T] = [value] * self.size
+        elif all(digest in _remembered.values for digest in self.agreed):
+            return [_remembered.values[digest] for digest in self.agreed]
+        values: list[H] = [value] * self.size
         dist.all_gather_object(values, value)
         self._count("agreement", (self.size - 1) * len(pickle.dumps(value)))
-        _remembered.add(digests, values)
+        _remembered.add(dict(zip(self.agreed, values, strict=True)))
         return values
 
-    def sum(self, tensor: Tensor, purpose: str) -> Tensor:
-        """The sum over processes of tensors of equal shape, the same bits everywhere."""
+    def recall(self, key: Hashable) -> Any:
+        """What all processes have noted under a key, or ``None``: on all of them, or on none."""
+        return _remembered.notes.get(key) if self.size > 1 else None
+
+    def note(self, key: Hashable, value: Any) -> None:
+        """Remember what all processes know, until one of them forgets.
+
+        Args:
+            key: The same on all processes, as :attr:`agreed` is.
+            value: The same on all processes, and so are the words that ``repr`` has for it.
+        """
+        if self.size > 1:
+            _remembered.note(key, value)
+
+    def sum(self, tensor: Tensor, purpose: str, *, flags: int = 0) -> Tensor:
+        """The sum over processes of tensors of equal shape, the same bits everywhere.
+
+        Args:
+            tensor: That of this process.
+            purpose: What it is counted under.
+            flags: How many numbers of it are an agreement, and counted as one.
+        """
         if self.size > 1:
             tensor = tensor.contiguous().clone()
             dist.all_reduce(tensor)
-            self._count(purpose, 2 * (self.size - 1) * _bytes(tensor) // self.size)
+            rest = flags * tensor.element_size()
+            self._count(purpose, 2 * (self.size - 1) * (_bytes(tensor) - rest) // self.size)
+            self._count("agreement", 2 * (self.size - 1) * rest // self.size)
         return tensor
 
-    def exchange(self, rows: Tensor, counts: Sequence[int], widths: Sequence[int]) -> list[Tensor]:
+    def exchange(self, rows: Tensor, counts: Sequence[int], widths: Sequence[int]) -> Tensor:
         """Give every process some columns of the rows of all.
 
         Args:
@@ -88,12 +118,14 @@ class Pool:
             widths: How many columns each process gets, from left to right.
 
         Returns:
-            The rows of each process, cut down to the columns of this one.
+            The rows of all processes, one below the other, cut down to the columns of this one.
         """
         if self.size == 1:
-            return [rows]
+            return rows
         own = widths[self.rank]
-        leaving = torch.cat([part.reshape(-1) for part in rows.split(list(widths), dim=1)])
+        parts = rows.split(list(widths), dim=1)
+        is_flat = len(rows) == 1 and rows.is_contiguous()
+        leaving = rows.view(-1) if is_flat else torch.cat([part.reshape(-1) for part in parts])
         arriving = rows.new_empty(sum(counts) * own)
         dist.all_to_all_single(
             arriving,
@@ -102,37 +134,30 @@ class Pool:
             [len(rows) * width for width in widths],
         )
         self._count("rows", _bytes(leaving) - len(rows) * own * rows.element_size())
-        parts = arriving.split([count * own for count in counts])
-        return [part.view(count, own) for part, count in zip(parts, counts, strict=True)]
+        return arriving.view(sum(counts), own)
 
-    def pass_on(self, tensor: Tensor, distance: int, sizes: Sequence[int]) -> Tensor | None:
-        """Send a tensor to the process that is so far ahead, and receive from the one behind.
-
-        If the distance is half of the circle, two processes would get what the other has. Then only
-        those of the first half receive.
+    def send(
+        self, leaving: Sequence[Mapping[str, Sequence[Tensor]]], sizes: Sequence[int], like: Tensor
+    ) -> Arriving:
+        """Send something else to each of the other processes, and go on with other work meanwhile.
 
         Args:
-            tensor: What to send, flat.
-            distance: How far, from 1 to half of the number of processes.
-            sizes: How many numbers each process sends; nothing is not sent.
-
-        Returns:
-            What the process behind has sent; ``None`` if this process is to receive nothing.
+            leaving: Flat tensors for each process, by what they are counted under.
+            sizes: How many numbers arrive from each process.
+            like: A tensor of the type of all.
         """
-        ahead, behind = (self.rank + distance) % self.size, (self.rank - distance) % self.size
-        is_opposite = 2 * distance == self.size
-        operations = []
-        arriving = None
-        if len(tensor) and not (is_opposite and ahead > self.rank):
-            operations.append(dist.P2POp(dist.isend, tensor, ahead))
-            self._count("factors", _bytes(tensor))
-        if not (is_opposite and behind < self.rank):
-            arriving = tensor.new_empty(sizes[behind])
-            if len(arriving):
-                operations.append(dist.P2POp(dist.irecv, arriving, behind))
-        for request in dist.batch_isend_irecv(operations) if operations else []:
-            request.wait()
-        return arriving
+        if self.size == 1:
+            return Arriving(None, like.new_empty(0), [0])
+        parts = [[part for some in each.values() for part in some] for each in leaving]
+        flat = [part for some in parts for part in some]
+        packed = flat[0].contiguous() if len(flat) == 1 else torch.cat([like.new_empty(0), *flat])
+        arriving = like.new_empty(sum(sizes))
+        lengths = [sum(map(len, some)) for some in parts]
+        work = dist.all_to_all_single(arriving, packed, list(sizes), lengths, async_op=True)
+        for each in leaving:
+            for purpose, some in each.items():
+                self._count(purpose, sum(map(_bytes, some)))
+        return Arriving(work, arriving, sizes, packed)
 
     def from_first(self, tensor: Tensor, purpose: str) -> Tensor:
         """What the first process holds: the same bits everywhere."""
@@ -178,8 +203,32 @@ class Pool:
 ALONE = Pool(alone=True)
 
 
+class Arriving:
+    """What is on its way from the other processes.
+
+    Args:
+        work: What to wait for.
+        numbers: Where it arrives.
+        sizes: How many numbers come from each process.
+        leaving: What is on its way to the others, and must live so long.
+    """
+
+    def __init__(
+        self, work: Any, numbers: Tensor, sizes: Sequence[int], leaving: Tensor | None = None
+    ) -> None:
+        self._work, self._numbers, self._sizes = work, numbers, list(sizes)
+        self._leaving = leaving
+
+    def wait(self) -> list[Tensor]:
+        """What each process has sent, flat."""
+        if self._work is not None:
+            self._work.wait()
+        self._leaving = None
+        return list(self._numbers.split(self._sizes))
+
+
 class _Remembered:
-    """What all processes have told one another, by digest.
+    """What all processes have told one another, by digest, and what they have noted together.
 
     All processes add and forget the same, or notice by the state that they did not: one of them may
     have been started anew.
@@ -189,17 +238,41 @@ class _Remembered:
 
     def __init__(self) -> None:
         self.values: dict[int, Any] = {}
+        self.notes: dict[Hashable, Any] = {}
         self.state = 0
+        self._digests: dict[Hashable, int] = {}
 
-    def add(self, digests: Sequence[int], values: Sequence[Any]) -> None:
-        if len(self.values) > self.LIMIT:
-            self.forget()
-        self.values |= dict(zip(digests, values, strict=True))
-        self.state = _digest(pickle.dumps((self.state, digests)))
+    def digest(self, value: Hashable) -> int:
+        """The digest of a value, from memory if it is there: this process alone knows."""
+        found = self._digests.get(value)
+        if found is None:
+            if len(self._digests) > self.LIMIT:
+                self._digests.clear()
+            found = self._digests[value] = _digest(pickle.dumps(value))
+        return found
+
+    def add(self, values: Mapping[int, Any]) -> None:
+        self._make_room()
+        self.values |= values
+        self._advance(tuple(values))
+
+    def note(self, key: Hashable, value: Any) -> None:
+        self._make_room()
+        self.notes[key] = value
+        self._advance((key, value))
 
     def forget(self) -> None:
         self.values.clear()
+        self.notes.clear()
         self.state = 0
+
+    def _make_room(self) -> None:
+        if len(self.values) + len(self.notes) > self.LIMIT:
+            self.forget()
+
+    def _advance(self, what: Any) -> None:
+        # Not pickled: equal objects may be pickled in several ways, depending on where they are.
+        self.state = _digest(repr((self.state, what)).encode())
 
 
 _remembered = _Remembered()

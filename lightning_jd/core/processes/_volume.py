@@ -36,6 +36,16 @@ class Matrix(NamedTuple):
         return self.positions * (self.inputs * (1 if self.shared else m) + self.outputs * m)
 
 
+class Head(NamedTuple):
+    """Parameters that one task alone reaches: one row of them travels.
+
+    Attributes:
+        size: How many numbers a row is.
+    """
+
+    size: int
+
+
 def factors_send_less(factors: int, rows: int, *, processes: int) -> bool:
     """Whether the factors of a matrix weight should travel in the place of its rows.
 
@@ -59,7 +69,7 @@ def factors_send_less(factors: int, rows: int, *, processes: int) -> bool:
 def volume(
     kind: Literal["tasks", "instances", "ranks"],
     m: int,
-    layers: Iterable[int | Matrix],
+    layers: Iterable[int | Matrix | Head],
     processes: int,
     *,
     itemsize: int = 4,
@@ -69,8 +79,9 @@ def volume(
     Args:
         kind: What a row is.
         m: The number of rows of each process: the tasks, or its instances; 1 for ranks.
-        layers: The number of entries of each parameter, or the sizes of a matrix weight. Its
-            positions are those of one instance, or of the whole batch of a process for tasks.
+        layers: The number of entries of each parameter, or the sizes of a matrix weight, or those
+            of the head of a task. The positions of a matrix weight are those of one instance, or of
+            the whole batch of a process for tasks.
         processes: The number of processes.
         itemsize: Bytes per number.
 
@@ -85,7 +96,7 @@ def volume(
         {'rows': 6000, 'factors': 0, 'gramian': 24, 'weights': 6, 'gradient': 6000}
     """
     R = processes
-    rows = factors = n = 0
+    rows = alone = factors = n = 0
     for layer in layers:
         size = layer if isinstance(layer, int) else layer.size
         n += size
@@ -94,10 +105,13 @@ def volume(
             if factors_send_less(R * matrix.numbers(m), R * m * size, processes=R):
                 factors += matrix.numbers(m)
                 continue
-        rows += size
+        if isinstance(layer, Head):
+            alone += size
+        else:
+            rows += size
     total = m if kind == "tasks" else m * R
     return {
-        "rows": m * rows * (R - 1) / R * itemsize,
+        "rows": (m * rows + alone) * (R - 1) / R * itemsize,
         "factors": factors * (R - 1) / 2 * itemsize,
         "gramian": 2 * total**2 * (R - 1) / R * itemsize,
         "weights": total * (R - 1) / R * itemsize,

@@ -137,6 +137,8 @@ class KeptRows(WholeRows):
     @override
     def _own_gradients(self, named: NamedParameters, weights: Tensor) -> Gradients:
         J = self._matrix(named)
+        if len(J) == 1:  # the row of a rank becomes its gradient: it is asked for once
+            return per_parameter(J[0].mul_(weights.to(J)[0]), named)
         return per_parameter(weights.to(J) @ J, named)
 
     def _rows_of(self, objectives: Objectives, scale: float | Tensor) -> Tensor:

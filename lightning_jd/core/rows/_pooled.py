@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Literal
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from typing_extensions import override
 
 from lightning_jd.core.processes._delivery import Gradients
 from lightning_jd.core.processes._exchange import add_contributions, all_at_first
+from lightning_jd.core.processes._forms import Expected, forms_of
 from lightning_jd.core.processes._layout import LISTED, Description, kind_of
 from lightning_jd.core.rows._base import Nonfinite, Rows
 from lightning_jd.core.rows._features import features_gramian
@@ -65,12 +67,45 @@ class PooledRows(WholeRows):
 
     @override
     def gramian(self, named: NamedParameters) -> Tensor:
-        G = self.like().new_zeros(self.layout.m, self.layout.m)
-        if self.layout.m:
-            for some in self._at_a_time(named):
-                sizes = [column_count(tensor) for _, tensor in some]
-                add_contributions(G, self.pool, self.layout, sizes, self._contributions(some))
-        return self.pool.sum(G, "gramian")
+        G = self._gramian(named, asks=False)
+        if G is None:
+            G = self._gramian(named, asks=True)
+        assert G is not None
+        return G
+
+    def _gramian(self, named: NamedParameters, *, asks: bool) -> Tensor | None:
+        """The Gramian, if all processes hold their rows in the way that is known of them.
+
+        Most steps are like the one before, so nobody asks: a process with something else sends
+        zeros of the expected sizes, and says so in the sum that ends the exchange.
+
+        Args:
+            named: The parameters.
+            asks: Ask how the processes hold their rows in any case.
+        """
+        m = self.layout.m
+        numbers = self.like().new_zeros(m * m + 1)  # the last counts processes with something else
+        G = numbers[:-1].view(m, m)
+        names = () if self._objectives is None else self._objectives.names
+        held: list[partial[None]] = []
+        for some in self._at_a_time(named) if m else ():
+            sizes = [column_count(tensor) for _, tensor in some]
+            parts, tape = self._contributions(some)
+            own = forms_of(parts, names)
+            known = Expected(self.pool, self._agreed, tuple([name for name, _ in some]))
+            forms = known.ask(own) if asks else known.forms or known.ask(own)
+            if forms[self.pool.rank] != own:
+                numbers[-1] = 1
+                parts = [[] for _ in some]
+            formed = add_contributions(G, self.pool, self.layout, sizes, forms, parts)
+            if tape is not None and self._memory == "fast":
+                held += [partial(tape.hold, *pair) for pair in formed]
+        numbers = self.pool.sum(numbers, "gramian", flags=1)
+        if numbers[-1]:
+            return None
+        for hold in held:
+            hold()
+        return numbers[:-1].view(m, m)
 
     @override
     def jacobian(self, named: NamedParameters) -> Tensor:
@@ -141,16 +176,21 @@ class PooledRows(WholeRows):
             some.append((name, tensor))
         yield some
 
-    def _contributions(self, named: NamedParameters) -> list[Contribution]:
+    def _contributions(
+        self, named: NamedParameters
+    ) -> tuple[list[list[Contribution]], Tape | None]:
+        """The rows of this process, by parameter, and the tape that they are from."""
+        parts: list[list[Contribution]] = [[] for _ in named]
         if self._objectives is None or not self._reaches(named):
-            return []
-        tape = Tape(self._objectives, named, scale=self._scale)
-        found = tape.contributions()
+            return parts, None
+        tape = self._tapes.get(named[0][0]) or Tape(self._objectives, named, scale=self._scale)
+        for contribution in tape.contributions():
+            parts[contribution.placements[0].parameter].append(contribution)
         self.paths |= tape.paths
         self.slow |= slow_parameters(tape)
         if self._memory == "fast":
             self._tapes[named[0][0]] = tape
-        return found
+        return parts, tape
 
     def _reaches(self, named: NamedParameters) -> bool:
         """Whether the losses of this process reach one of the parameters."""

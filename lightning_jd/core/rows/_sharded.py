@@ -16,7 +16,6 @@ from typing_extensions import override
 
 from lightning_jd.aggregators import Balancer, GramianAggregator, Method
 from lightning_jd.core.processes._delivery import Delivery, Gradients
-from lightning_jd.core.processes._failures import check_peers
 from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._base import Rows, columns_of, per_parameter
@@ -73,7 +72,6 @@ class ShardedRows(Rows):
             NonFiniteError: If a loss of any process is NaN or infinite.
             ArgumentError: If the processes have different tasks.
         """
-        check_peers(self.pool.device)  # from here on, no process can do without the others
         self._micro_batches += 1
         layout = self._layout_of(objectives)
         chosen = {name for name, _ in select(objectives, self.named, self._which).selected}
@@ -157,7 +155,7 @@ class ShardedRows(Rows):
         told = self.pool.gather((objectives.nonfinite(), objectives.m, description))
         if bad := [name for names, _, _ in told for name in names]:
             raise self.losses_error(bad, sum(m for _, m, _ in told))
-        layout = Layout.of([each for _, _, each in told])
+        layout = Layout.of(tuple(each for _, _, each in told))
         if 0 in layout.counts or (layout.kind == "tasks" and min(layout.counts) < layout.m):
             has = [[name for name, _ in each.tasks] or each.listed for _, _, each in told]
             raise ArgumentError(

@@ -45,6 +45,7 @@ class WholeRows(Rows):
         # Alone on a device, nothing is looked at before the end of the step, and then at once.
         self._looks_at_once = self.skips or self.pool.size > 1 or not _on_device(named)
         self._loss_names: list[str] = []
+        self._agreed: tuple[int, ...] = ()  # stands for what all processes have agreed on
 
     def _note(self, objectives: Objectives) -> Objectives | None:
         """Remember a micro-batch, and return those of its losses that are finite, if there are."""
@@ -73,11 +74,12 @@ class WholeRows(Rows):
     def agree(self, *, exactly: bool) -> None:
         count = sum(map(len, self._losses))
         told = self.pool.gather((self._selection.seen, self._bad, count, self._description()))
+        self._agreed = self.pool.agreed
         self._selection.hear(seen for seen, *_ in told)
         self.skipped = tuple(name for _, names, _, _ in told for name in names)
         if self.skipped and self._nonfinite == "raise":
             raise self.losses_error(self.skipped, sum(number for _, _, number, _ in told))
-        self.layout = Layout.of([description for *_, description in told])
+        self.layout = Layout.of(tuple(description for *_, description in told))
         self.selected, self.plain = self._selection.selected, self._selection.plain
         if self.layout.m and not self._selection.reached:
             raise nothing_reached(len(self.named))

@@ -158,7 +158,18 @@ class Tape:
         if self._outcome is None or not isinstance(self._outcome.ledger, Collector):
             self._outcome = self._precisely(Step(self._request, collects=True).run)
         assert isinstance(self._outcome.ledger, Collector)
-        return self._outcome.ledger.contributions
+        return list(self._outcome.ledger.contributions)
+
+    def hold(self, contribution: Contribution, others: Sequence[Contribution]) -> None:
+        """Compute gradients from other contributions in the place of one of :meth:`contributions`.
+
+        Args:
+            contribution: One of them.
+            others: The same in another form, as rows that have been formed anyway.
+        """
+        assert self._outcome is not None
+        assert isinstance(self._outcome.ledger, Collector)
+        self._outcome.ledger.hold(contribution, others)
 
     def jacobian(self) -> Tensor:
         """The gradients of the objectives, one row each, shape (m, n), in the type of the Gramian.

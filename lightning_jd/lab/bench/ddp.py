@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_jd._folders import writable_folder
 from lightning_jd.aggregators import resolve
-from lightning_jd.core import Matrix, volume
-from lightning_jd.engines import named_parameters_of
+from lightning_jd.core import Head, Matrix, volume
+from lightning_jd.engines import Objectives, named_parameters_of, tasks_reaching
 from lightning_jd.errors import ArgumentError, JDError
 from lightning_jd.lab.clock import interleaved, ratio
 from lightning_jd.lab.console import progress_bar
@@ -141,11 +141,11 @@ def _received(results: Any) -> dict[str, Value]:
     return found
 
 
-def layers_of(model: nn.Module, x: Tensor, kind: Kind) -> list[int | Matrix]:
+def layers_of(model: nn.Module, x: Tensor, kind: Kind) -> list[int | Matrix | Head]:
     """The sizes of the layers of a model, from the shapes in a forward pass.
 
     Args:
-        model: The model.
+        model: The model. If it returns a list, that has one output per task.
         x: The batch of one process.
         kind: What a row is: an instance, or a task, which is about the whole batch.
 
@@ -159,14 +159,18 @@ def layers_of(model: nn.Module, x: Tensor, kind: Kind) -> list[int | Matrix]:
         layer.register_forward_hook(lambda layer, _, output: outputs.update({layer: output}))
         for layer in layers
     ]
-    with torch.no_grad():
-        model(x)
+    answer = model(x)
     for hook in hooks:
         hook.remove()
-    found: list[int | Matrix] = []
+    several = kind == "tasks" and isinstance(answer, list) and len(answer) > 1
+    masks = tasks_reaching(Objectives.of([each.sum() for each in answer])) if several else {}
+    found: list[int | Matrix | Head] = []
     for layer in model.modules():
-        own = [tensor.numel() for tensor in layer.parameters(recurse=False)]
-        if isinstance(layer, nn.Linear):
+        tensors = list(layer.parameters(recurse=False))
+        own = [tensor.numel() for tensor in tensors]
+        if several and all(masks.get(id(tensor), 0).bit_count() == 1 for tensor in tensors):
+            found += [Head(size) for size in own]
+        elif isinstance(layer, nn.Linear):
             positions = outputs[layer].numel() // layer.out_features
             each = positions if kind == "tasks" else positions // len(x)
             found.append(Matrix(each, layer.in_features, layer.out_features, sum(own[1:])))

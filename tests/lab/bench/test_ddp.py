@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_jd.core import Matrix
+from lightning_jd.core import Head, Matrix
 from lightning_jd.errors import ArgumentError, JDError
 from lightning_jd.lab.bench import ddp as module
 from lightning_jd.lab.bench._traffic import traffic_table
@@ -32,6 +32,8 @@ def test_layers_are_sizes() -> None:
     x = torch.zeros(6, 1, 4, 4)
     assert layers_of(model, x, "instances") == [Matrix(4, 9, 2), 2, Matrix(1, 8, 5)]
     assert layers_of(model, x, "tasks") == [18, 2, Matrix(6, 8, 5)]
+    work = small_tasks()
+    assert layers_of(work.model, work.x, "tasks")[2:] == [Head(80), Head(10)] * 2
 
 
 @pytest.mark.slow

@@ -172,6 +172,14 @@ class Contribution(ABC):
         """
         return None
 
+    def alone(self) -> tuple[int, Contribution] | None:
+        """The one objective that reaches the parameters, and what it contributes, if it is known.
+
+        Returns:
+            Its position, and its contribution as if there were no other objective.
+        """
+        return None
+
     def factors(self) -> Factors | None:
         """What other processes need to know of the rows; ``None`` if that is the rows."""
         return None

@@ -58,5 +58,9 @@ class OneRow(Contribution):
         return self._row.gradients(weights[self._k : self._k + 1])
 
     @override
+    def alone(self) -> tuple[int, Contribution]:
+        return self._k, self._row
+
+    @override
     def split(self) -> list[Contribution]:
         return [OneRow(part, self._k, self._m) for part in self._row.split()]

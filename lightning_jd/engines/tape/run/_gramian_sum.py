@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -25,9 +25,6 @@ class Ledger:
         notes: Whether the share of each contribution in the Gramian is noted.
         once: Whether gradients are asked for once only; what they are made of is let go then.
     """
-
-    #: Whether parameters of one objective may come as its row alone.
-    takes_one_row = True
 
     def __init__(
         self,
@@ -156,8 +153,6 @@ class Collector(Ledger):
     Its ``G`` stays zero; gradients are given out as by any ledger.
     """
 
-    takes_one_row = False  # on another process, other objectives may reach these parameters
-
     @override
     def add(self, contribution: Contribution, *, keeps: bool = True) -> None:
         self._kept.append(contribution)
@@ -166,3 +161,8 @@ class Collector(Ledger):
     def contributions(self) -> list[Contribution]:
         """All of them; contributions to the same parameter have different entries of it."""
         return self._kept
+
+    def hold(self, contribution: Contribution, others: Sequence[Contribution]) -> None:
+        """Keep others in the place of a contribution: rows that have been formed of it."""
+        position = next(k for k, kept in enumerate(self._kept) if kept is contribution)
+        self._kept[position : position + 1] = others

@@ -48,16 +48,16 @@ def add_rows(
     """
     dtype = ledger.G.dtype
     passes = Passes(graph, plan, objectives, scale, dtype)
-    own = {k: passes.task_of(plan.leaves[k]) for k in parameters if ledger.takes_one_row}
+    own = {k: passes.task_of(plan.leaves[k]) for k in parameters}
     targets: list[Target] = []
-    for use in _single_uses(plan, {k for k in parameters if own.get(k) is None}):
+    for use in _single_uses(plan, {k for k in parameters if own[k] is None}):
         target = _without_gradients(graph, plan, use, objectives.m, dtype)
         target = target or _by_rule(graph, use, dtype)
         if target is not None:
             targets.append(target)
     covered = {position for target in targets for position in target.parameters}
     targets += [
-        _plainly(k, plan.leaves[k], tensor, own.get(k))
+        _plainly(k, plan.leaves[k], tensor, own[k])
         for k, tensor in parameters.items()
         if k not in covered
     ]
