@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,24 +13,17 @@ from lightning_jd.engines._hooks import HookWatch, hook_register
 from lightning_jd.engines.tape._agreement import agree, complain_of_program
 from lightning_jd.engines.tape._certificate import Mismatch, mismatches, random_vector
 from lightning_jd.engines.tape._complaint import complain
-from lightning_jd.engines.tape.contributions import rounded
+from lightning_jd.engines.tape._way import Way, decide, key_of, may_loop
 from lightning_jd.engines.tape.graph import Graph, types_in
 from lightning_jd.engines.tape.owners import Evidence
-from lightning_jd.engines.tape.plan import KnownGraph, Plan, Standing, known_graph, standing_of
+from lightning_jd.engines.tape.plan import KnownGraph, Plan, known_graph, standing_of
 from lightning_jd.engines.tape.run import (
-    ROWS,
     Collector,
-    Compiled,
-    Experience,
     Ledger,
     Loop,
     Recording,
     Replay,
     Request,
-    can_compile,
-    can_free,
-    experience_of,
-    is_light,
     loop_over_tasks,
     record,
 )
@@ -49,28 +41,6 @@ class Outcome(NamedTuple):
     ledger: Ledger | Replay | Loop
     plan: Plan | None = None
     paths: Mapping[int, str] | None = None
-
-
-class Steady(NamedTuple):
-    """What a step does if nothing has changed since the last one with such a graph.
-
-    Attributes:
-        key: What it depends on beside the graph.
-        plan: The plan.
-        experience: What steps with this plan have shown, with the program.
-        standing: What certificates have shown.
-        demoted: Parameters that failed one.
-        delivery: What is certified: how gradients are delivered.
-        frees: Whether the graph is freed.
-    """
-
-    key: Hashable
-    plan: Plan
-    experience: Experience
-    standing: Standing
-    demoted: frozenset[int]
-    delivery: Hashable
-    frees: bool
 
 
 class Step:
@@ -108,83 +78,68 @@ class Step:
         graph, known = known_graph(request.objectives.outputs, request.tensors)
         # hooks are not in the signature: what was certified without them is certified anew
         hooks = hook_register.of(max([graph.nodes[k]._sequence_nr() for k, _ in graph.roots]))
-        if (outcome := self.again(graph, known, hooks.total)) is not None:
-            return outcome
+        last: Way | None = known.way
+        key = key_of(request, collects=self.collects, hooks=hooks.total)
+        if last is not None and last.is_repeated(key) and not last.is_due(request):
+            replay = self.replay(last, graph)
+            if replay is not None:
+                last.standing.passed(last.delivery)
+                return Outcome(replay, last.plan)
         evidence = Evidence(graph, request.instances, request.scale)
         standing = standing_of(known, evidence.m, hooks.total)
         while True:
             plan = known.plan(evidence, standing.demoted)
             if not plan.reached:
                 raise request.nothing_reached()
-            experience = experience_of(plan)
-            experience.steps += 1
-            may_replay = not self.collects and self.may_replay(plan)
-            program = self.program(graph, plan) if may_replay else None
-            frees = not (self.collects or request.retain_graph)
-            frees = frees and (program is not None or can_free(graph, plan))
-            frees = frees and (request.memory == "fast" or is_light(plan))
-            # What is certified is what runs: that depends on what is kept for the gradients, on
-            # hooks on the way, on the order of the sizes, and on whether there is a program.
-            sizes = rounded([request.objectives.m, plan.activations])
-            keeps = request.memory == "fast" or frees
-            delivery = (request.memory, keeps, hooks.total, sizes, program is not None)
-            is_due = request.check == "always" or standing.is_due(delivery, request.check_every)
-            interpret = partial(self.interpret, graph, known, plan)
-            if not is_due or request.check == "off":
-                standing.passed(delivery)
-                if program and (replay := self.replay(*program, graph, frees=frees)):
-                    if known.is_static:
-                        key = self.key(hooks.total)
-                        known.steady = Steady(
-                            *(key, plan, experience, standing, standing.demoted, delivery, frees)
-                        )
-                    return Outcome(replay, plan)
-                if may_replay and experience.steps > 1:
-                    return Outcome(self.recorded(graph, plan), plan)
-                kind = Collector if self.collects else Ledger
-                empty = request.empty_ledger(kind, keeps=keeps, once=frees)
-                ledger = interpret(empty, frees=frees)
-                return Outcome(ledger, plan, self.paths)
-            watch = HookWatch(hooks.numbers)
-            with watch.watched():
-                ledger = interpret(request.empty_ledger(keeps=keeps, notes=True))
-            with watch.silenced():
-                wrong = self.mismatches(ledger, graph, plan)
-                if wrong == [] and program is not None:
-                    self.compare(*program, graph, plan, ledger)
-            if wrong:
-                complain(wrong, [n for n, _ in request.named], raises=request.check == "raise")
-                standing.demoted |= {p for mismatch in wrong for p in mismatch.parameters}
-                continue
-            if wrong is not None:
-                standing.passed(delivery)
-            ledger.shares.clear()
-            if self.collects:
-                ledger = interpret(request.empty_ledger(Collector))
-            return Outcome(ledger, plan, self.paths)
+            way = decide(request, graph, plan, standing, key)
+            way.experience.steps += 1
+            known.way = way if known.is_static else None
+            if not way.is_due(request):
+                return self.uncertified(way, graph, known)
+            outcome = self.certified(way, graph, known, hooks.numbers)
+            if outcome is not None:
+                return outcome
 
-    def key(self, hooks: int) -> Hashable:
-        """What a step depends on beside its graph."""
-        request = self.request
-        asked = request.memory, request.check, request.retain_graph, self.collects
-        return request.key, asked, request.instances is None, hooks
+    def uncertified(self, way: Way, graph: Graph, known: KnownGraph) -> Outcome:
+        """Run the program, record it, or ask the rules."""
+        request, plan = self.request, way.plan
+        way.standing.passed(way.delivery)
+        if way.has_program and (replay := self.replay(way, graph)) is not None:
+            return Outcome(replay, plan)
+        if way.can_replay and way.experience.steps > 1:  # it has been met before: it may be again
+            ledger, compiled = record(graph, plan, request)
+            way.experience.compiled, way.experience.is_unrecordable = compiled, compiled is None
+            return Outcome(ledger, plan)
+        kind = Collector if self.collects else Ledger
+        empty = request.empty_ledger(kind, keeps=way.keeps, once=way.frees)
+        ledger = self.interpret(graph, known, plan, empty, frees=way.frees)
+        return Outcome(ledger, plan, self.paths)
 
-    def again(self, graph: Graph, known: KnownGraph, hooks: int) -> Outcome | None:
-        """Do what the last step with such a graph did, if that was to run a program."""
-        steady: Steady | None = known.steady
-        if steady is None or steady.key != self.key(hooks):
+    def certified(self, way: Way, graph: Graph, known: KnownGraph, hooks: range) -> Outcome | None:
+        """Ask the rules, and check what they say, and what the program says.
+
+        Returns:
+            ``None`` if parameters failed: they are dealt with row by row, by another plan.
+        """
+        request, plan = self.request, way.plan
+        watch = HookWatch(hooks)
+        with watch.watched():
+            empty = request.empty_ledger(keeps=way.keeps, notes=True)
+            ledger = self.interpret(graph, known, plan, empty)
+        with watch.silenced():
+            wrong = self.mismatches(ledger, graph, plan)
+            if wrong == [] and way.has_program:
+                self.compare(way, graph, ledger)
+        if wrong:
+            complain(wrong, [n for n, _ in request.named], raises=request.check == "raise")
+            way.standing.demoted |= {p for mismatch in wrong for p in mismatch.parameters}
             return None
-        _, plan, experience, standing, demoted, delivery, frees = steady
-        request, compiled = self.request, experience.compiled
-        is_due = request.check == "always" or standing.is_due(delivery, request.check_every)
-        if compiled is None or standing.demoted != demoted or (is_due and request.check != "off"):
-            return None
-        inputs = compiled.inputs(graph, request.key)
-        if inputs is None:
-            return None
-        standing.passed(delivery)
-        replay = self.replay(compiled, inputs, graph, frees=frees)
-        return None if replay is None else Outcome(replay, plan)
+        if wrong is not None:
+            way.standing.passed(way.delivery)
+        ledger.shares.clear()
+        if self.collects:
+            ledger = self.interpret(graph, known, plan, request.empty_ledger(Collector))
+        return Outcome(ledger, plan, self.paths)
 
     def interpret(
         self,
@@ -202,47 +157,18 @@ class Step:
         self.paths = recording.paths
         return ledger
 
-    def may_replay(self, plan: Plan) -> bool:
-        """Whether a step like this one can be a program."""
-        instances, memory = self.request.instances, self.request.memory
-        if instances is None or instances.ndim > 1 or memory == "low":
-            return False
-        return can_compile(plan, instances)
+    def replay(self, way: Way, graph: Graph) -> Replay | None:
+        """Run the program; ``None`` if it is gone, or something is not as it was recorded."""
+        compiled = way.experience.compiled
+        if compiled is None:
+            return None
+        return compiled.run(graph, self.request, retain_graph=not way.frees)
 
-    def program(self, graph: Graph, plan: Plan) -> tuple[Compiled, list[Tensor]] | None:
-        """The program for a plan, if there is one, and what it needs of this graph."""
-        compiled = experience_of(plan).compiled
-        inputs = None if compiled is None else compiled.inputs(graph, self.request.key)
-        return None if compiled is None or inputs is None else (compiled, inputs)
-
-    def recorded(self, graph: Graph, plan: Plan) -> Ledger:
-        """A step with a plan that has been met before: it may be met again."""
-        request, experience = self.request, experience_of(plan)
-        ledger, compiled = record(graph, plan, request)
-        experience.compiled, experience.is_unrecordable = compiled, compiled is None
-        return ledger
-
-    def replay(
-        self, compiled: Compiled, inputs: list[Tensor], graph: Graph, *, frees: bool
-    ) -> Replay | None:
-        """Run a program."""
-        assert self.request.instances is not None
-        losses, scale = self.request.instances, self.request.scale
-        return compiled.run(graph, inputs, losses, scale, retain_graph=not frees)
-
-    def compare(
-        self,
-        compiled: Compiled,
-        inputs: list[Tensor],
-        graph: Graph,
-        plan: Plan,
-        ledger: Ledger,
-    ) -> None:
+    def compare(self, way: Way, graph: Graph, ledger: Ledger) -> None:
         """Forget a program that does something else than the rules that it was recorded from."""
-        replay = self.replay(compiled, inputs, graph, frees=False)
+        replay = self.replay(way._replace(frees=False), graph)
         if replay is None or not agree(replay, ledger, self.request.tensors):
-            experience = experience_of(plan)
-            experience.compiled, experience.is_unrecordable = None, True
+            way.experience.compiled, way.experience.is_unrecordable = None, True
             complain_of_program()
 
     def mismatches(self, ledger: Ledger, graph: Graph, plan: Plan) -> list[Mismatch] | None:
@@ -273,13 +199,3 @@ class Step:
             retain_graph=request.retain_graph,
             beside=self.beside,
         )
-
-
-def may_loop(request: Request) -> bool:
-    """Whether tasks are so small that a plain loop over them is fastest."""
-    objectives, tensors, m = request.objectives, request.tensors, request.objectives.m
-    if isinstance(objectives.losses, Tensor) or m == 1 or request.check == "always":
-        return False
-    if request.memory == "low" or m * sum([tensor.numel() for tensor in tensors]) > ROWS:
-        return False
-    return all(t.device == objectives.device and not t.is_complex() for t in tensors)

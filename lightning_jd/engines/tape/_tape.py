@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._objectives import Objectives
-from lightning_jd.engines.tape._step import Outcome, Step, may_loop
+from lightning_jd.engines.tape._step import Outcome, Step
+from lightning_jd.engines.tape._way import may_loop
 from lightning_jd.engines.tape.contributions import Contribution
 from lightning_jd.engines.tape.run import Collector, Ledger, Loop, Replay, Request
 from lightning_jd.errors import ArgumentError

@@ -104,8 +104,8 @@ class KnownGraph:
         self.trail = Trail(graph, self.records)
         #: The same for graphs that differ in sizes only.
         self.kind = _kind(self.records, self.roots)
-        #: Where the last step leaves what the next one can use as it is.
-        self.steady: Any = None
+        #: What the last step with this graph did, see :class:`~lightning_jd.engines.tape._way.Way`.
+        self.way: Any = None
         self._plans: Recent[Plan] = Recent(_PLANS)
         self._questions = Questions()
 

@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge
 
 from lightning_jd.engines.tape.graph import Edge, Graph, run_engine
 from lightning_jd.engines.tape.program import Program
+from lightning_jd.engines.tape.run._request import Request
 
 
 class Read(NamedTuple):
@@ -91,28 +92,20 @@ class Compiled:
             found.append(tensor)
         return found
 
-    def run(
-        self,
-        graph: Graph,
-        inputs: list[Tensor],
-        losses: Tensor,
-        scale: float | Tensor,
-        *,
-        retain_graph: bool,
-    ) -> Replay | None:
+    def run(self, graph: Graph, request: Request, *, retain_graph: bool) -> Replay | None:
         """One pass and the first list.
 
         Args:
             graph: The graph.
-            inputs: Its saved tensors; the list is emptied.
-            losses: The losses.
-            scale: What they are multiplied by before they are differentiated.
+            request: What is asked for, with the losses of instances.
             retain_graph: Whether the graph is kept.
 
         Returns:
-            ``None`` if a loss arrives where none did when the program was recorded; the graph is
-            kept then.
+            ``None`` if something is not as it was recorded; the graph is kept then.
         """
+        losses, scale, inputs = request.instances, request.scale, self.inputs(graph, request.key)
+        if inputs is None or losses is None:
+            return None
         weights = None if is_one(scale) else torch.ones_like(losses) * scale
         keep = retain_graph or None in self.cotangents
         nodes = graph.nodes
