@@ -16,7 +16,8 @@ STAGES = [
     ("run/", "The pass, the Gramian, the gradients", "every step"),
 ]
 TOP = [
-    ("_step.py", "loop, program or rules?"),
+    ("_way.py", "loop, program or rules?"),
+    ("_step.py", "carries it out"),
     ("_certificate.py", "is it right?"),
     ("_tape.py", "Tape"),
 ]
@@ -38,8 +39,8 @@ def main() -> None:
         if k:
             axes.annotate("", (3.1, y + 0.68), (3.1, y + 0.9), arrowprops={"arrowstyle": "->"})
     for k, (file, says) in enumerate(TOP):
-        axes.text(0.2 + 3 * k, 0.95, file, family="monospace", weight="bold", size=9)
-        axes.text(0.2 + 3 * k, 0.62, says, size=9)
+        axes.text(0.2 + 2.25 * k, 0.95, file, family="monospace", weight="bold", size=9)
+        axes.text(0.2 + 2.25 * k, 0.62, says, size=9)
     axes.text(0.2, 0.1, "Each folder imports only from those above it; a test holds that.", size=9)
     figure.savefig(Path(__file__).with_suffix(".png"), dpi=150, bbox_inches="tight")
 
