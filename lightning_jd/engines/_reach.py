@@ -39,19 +39,20 @@ def tasks_reaching(objectives: Objectives) -> dict[int, int]:
             _enter(*root, 1 << task, masks, entries)
     reaching: dict[int, int] = {}
     for node in parents_first(list(masks)):
-        if len(set(entries.get(node, {}).values())) > 1:
+        if entries and len(set(entries.get(node, {}).values())) > 1:
             raise ArgumentError(
                 "'shared' parameters can be found only if the graph shows which task reaches which "
                 "parameter, but the losses of several tasks come out of one compiled or custom "
                 f"function ({node.name()}). "
                 "Compile trunk and heads separately, or select the shared parameters by a pattern."
             )
-        if node.name() == LEAF:
+        children, tasks = node.next_functions, masks[node]
+        if not children and node.name() == LEAF:
             leaf: Tensor = node.variable  # type: ignore[attr-defined]  # AccumulateGrad has it
-            reaching[id(leaf)] = masks[node]
-        for child, output in node.next_functions:
+            reaching[id(leaf)] = tasks
+        for child, output in children:
             if child is not None:
-                _enter(child, output, masks[node], masks, entries)
+                _enter(child, output, tasks, masks, entries)
     return reaching
 
 
@@ -125,15 +126,19 @@ def parents_first(roots: list[Node], within: Collection[Node] | None = None) -> 
     """
     order: list[Node] = []
     entered: set[Node] = set()
-    stack = [(root, False) for root in roots]
+    stack: list[Node | None] = [*roots]
     while stack:
-        node, finished = stack.pop()
-        if finished:
-            order.append(node)
+        node = stack.pop()
+        if node is None:  # everything below the next one is listed
+            finished = stack.pop()
+            assert finished is not None
+            order.append(finished)
         elif node not in entered and (within is None or node in within):
             entered.add(node)
-            stack.append((node, True))
-            stack.extend((child, False) for child, _ in node.next_functions if child is not None)
+            stack += (node, None)
+            for child, _ in node.next_functions:
+                if child is not None and child not in entered:
+                    stack.append(child)
     return order[::-1]
 
 
