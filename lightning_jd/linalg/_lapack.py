@@ -13,14 +13,14 @@ class Routines(NamedTuple):
 
     dposv: Callable[..., Any]
     dpotrf: Callable[..., Any]
-    dtrtrs: Callable[..., Any]
+    dtrtri: Callable[..., Any]
     nnls: Callable[..., Any]
 
 
 @cache
 def routines() -> Routines:
     """All of them."""
-    from scipy.linalg.lapack import dposv, dpotrf, dtrtrs  # type: ignore[import-untyped]  # no stubs
+    from scipy.linalg.lapack import dposv, dpotrf, dtrtri  # type: ignore[import-untyped]  # no stubs
     from scipy.optimize import nnls  # type: ignore[import-untyped]  # no stubs
 
-    return Routines(dposv, dpotrf, dtrtrs, nnls)
+    return Routines(dposv, dpotrf, dtrtri, nnls)
