@@ -20,6 +20,7 @@ from lightning_jd.core.processes import _exchange
 from lightning_jd.core.rows import _sharded
 from lightning_jd.core.rows._sharded import ShardedRows
 from lightning_jd.engines import Objectives, jacobian
+from lightning_jd.engines.tape import OuterProduct
 from tests.helpers.two_processes import run_in_two_processes
 
 
@@ -78,7 +79,9 @@ def shard(model: nn.Module, **options: Any) -> None:
 Passes = dict[str, int]
 
 
-def step(model: nn.Module, losses: Any, micro_batches: int = 1) -> tuple[Any, Passes]:
+def step(
+    model: nn.Module, losses: Any, micro_batches: int = 1, *, keeps: bool = False
+) -> tuple[Any, Passes]:
     """One update, and how often all processes have run through the whole graph for it alone."""
     seen = {"passes": 0}
     original = ShardedRows._pass
@@ -92,7 +95,7 @@ def step(model: nn.Module, losses: Any, micro_batches: int = 1) -> tuple[Any, Pa
         for k in range(micro_batches):
             own = losses(k)
             show_pieces(model)
-            rows = rows or collect(list(model.named_parameters()))
+            rows = rows or collect(list(model.named_parameters()), keeps=keeps)
             rows.add(Objectives.of(own))
         assert rows is not None
         return compute_update(rows, resolve("upgrad")), seen
@@ -106,6 +109,7 @@ def compare(
     *,
     passes: int,
     micro_batches: int = 1,
+    keeps: bool = False,
 ) -> None:
     torch.manual_seed(1)
     whole = make().double()
@@ -116,7 +120,10 @@ def compare(
         x = torch.randn(micro_batches, sum(counts), 6, dtype=torch.float64)
         parts = [piece.split(list(counts)) for piece in x]
         update, seen = step(
-            model, lambda k, parts=parts: losses(model, parts[k][rank]), micro_batches
+            model,
+            lambda k, parts=parts: losses(model, parts[k][rank]),
+            micro_batches,
+            keeps=keeps,
         )
         # The first of its kind is certified by an ordinary pass.
         certificates = micro_batches - 1 if passes else int(number == 0)
@@ -141,10 +148,12 @@ def work(rank: int, folder: Path) -> None:
     warnings.filterwarnings("ignore", "FSDP2-wrapped module")
     for make in (mlp, convolutional, Attention):
         compare(make, instances, (3, 2), rank, passes=0)
+        compare(make, instances, (2, 4), rank, passes=0, keeps=True)
     with patch.object(_exchange, "BUCKET_BYTES", 100):
         compare(mlp, instances, (3, 2), rank, passes=0)
+        compare(mlp, instances, (3, 2), rank, passes=0, keeps=True)
     compare(mlp, matrix, (2, 3), rank, passes=0)
-    compare(mlp, instances, (2, 4), rank, passes=0, micro_batches=2)
+    compare(mlp, instances, (2, 4), rank, passes=0, micro_batches=2, keeps=True)
     # What cannot be told apart in one pass takes one per row, on all processes.
     compare(mlp, instances, (3, 1), rank, passes=4)
     compare(Checkpointed, instances, (2, 2), rank, passes=4)
@@ -154,29 +163,35 @@ def work(rank: int, folder: Path) -> None:
 
 
 def check_certificate(rank: int) -> None:
-    """Rows that are wrong on one process are noticed on both, and computed one by one."""
-    torch.manual_seed(1)
-    whole = nn.Sequential(nn.Linear(6, 7), nn.Sigmoid(), nn.Linear(7, 3)).double()
-    model = nn.Sequential(nn.Linear(6, 7), nn.Sigmoid(), nn.Linear(7, 3)).double()
-    model.load_state_dict(whole.state_dict())
-    shard(model)
-    x = torch.randn(4, 6, dtype=torch.float64).split(2)
-    original = _sharded.cut_up
+    """What is wrong on one process is noticed on both, and rows are computed one by one."""
+    for layer, verb in ((nn.Sigmoid, "gradients"), (nn.Softplus, "gramian"), (nn.ReLU, "rows")):
+        torch.manual_seed(1)
+        whole, model = (
+            nn.Sequential(nn.Linear(6, 7), layer(), nn.Linear(7, 3)).double() for _ in range(2)
+        )
+        model.load_state_dict(whole.state_dict())
+        shard(model)
+        x = torch.randn(4, 6, dtype=torch.float64).split(2)
+        original = getattr(OuterProduct, verb)
 
-    def wrong(*args: Any) -> Tensor:
-        J = original(*args)
-        return J * (1 + 1e-5) if rank == 1 else J
+        def wrong(*args: Any, original: Any = original) -> Any:
+            found, factor = original(*args), 1 + 1e-5 * rank
+            return [factor * g for g in found] if isinstance(found, list) else factor * found
 
-    J = torch.cat([jacobian(instances(whole, part), whole, chunk=1) for part in x])
-    with patch.object(_sharded, "cut_up", wrong):
-        for number in range(2):
-            with warnings.catch_warnings(record=True) as caught:
+        def losses(_: int, model: Any = model, part: Any = x[rank]) -> Any:
+            return instances(model, part)
+
+        J = torch.cat([jacobian(instances(whole, part), whole, chunk=1) for part in x])
+        for number, told in enumerate((True, False)):
+            with (
+                patch.object(OuterProduct, verb, wrong),
+                patch.object(OuterProduct, "blocks", lambda self, _: iter([self.rows()])),
+                warnings.catch_warnings(record=True) as caught,
+            ):
                 warnings.simplefilter("always")
-                update, seen = step(model, lambda _: instances(model, x[rank]))
-            assert any("differ from those of single passes" in str(w.message) for w in caught) == (
-                number == 0
-            )
-            assert seen["passes"] == (5 if number == 0 else 4)
+                update, seen = step(model, losses, keeps=verb == "rows")
+            assert any("differ from those of single" in str(w.message) for w in caught) == told
+            assert seen["passes"] == (4 if number else 5), (verb, number)
             assert_close(update.report.gramian, J @ J.T, rtol=1e-10, atol=1e-12)
 
 

@@ -54,7 +54,7 @@ def add_by_rows(G: Tensor, pool: Pool, layout: Layout, blocks: Iterable[Tensor])
         blocks: The rows of this process from left to right, shapes (rows, some columns). Processes
             may cut them in different ways.
     """
-    for bucket in buckets(blocks, bucket_width(layout, G)):
+    for bucket in buckets(blocks, bucket_width(layout.counts, G)):
         widths = even(bucket.shape[1], pool.size)
         G += products(layout.assembled(pool.exchange(bucket, layout.counts, widths)))
 
@@ -65,7 +65,7 @@ def all_at_first(pool: Pool, layout: Layout, blocks: Iterable[Tensor], like: Ten
     Arguments as in :func:`add_by_rows`; ``like`` gives the type.
     """
     pieces = []
-    for bucket in buckets(blocks, bucket_width(layout, like)):
+    for bucket in buckets(blocks, bucket_width(layout.counts, like)):
         widths = [bucket.shape[1], *[0] * (pool.size - 1)]
         pieces.append(layout.assembled(pool.exchange(bucket, layout.counts, widths)))
     return torch.cat(pieces, dim=1) if pieces else like.new_zeros(layout.m, 0)
@@ -96,8 +96,9 @@ def add_contributions(
     weights = travelling_factors(forms, layout.counts, sizes)
     alone = rows_alone(forms)
     elsewhere = alone.keys() | {place for weight in weights for place in weight.places}
-    rest = [k for k in range(len(sizes)) if k not in elsewhere]
-    width, numbers = bucket_width(layout, G), BUCKET_BYTES // G.element_size()
+    reached = {k for own in forms for k, form in enumerate(own) if form is not None}
+    rest = sorted(reached - elsewhere)
+    width, numbers = bucket_width(layout.counts, G), BUCKET_BYTES // G.element_size()
     held: list[Formed] = []
     rows = _rows(parts, rest, sizes, layout.counts[pool.rank], width, G, held)
     blocks = Blocks()
@@ -207,6 +208,11 @@ def blocks_of(
         yield from like.new_zeros(1, 1).expand(m, size).split(width, dim=1)
 
 
-def bucket_width(layout: Layout, like: Tensor) -> int:
-    """How many columns a bucket has, so that no process sends or holds more bytes than it may."""
-    return max(1, BUCKET_BYTES // (like.element_size() * max(1, *layout.counts)))
+def bucket_width(counts: Sequence[int], like: Tensor) -> int:
+    """How many columns a bucket has, so that no process sends or holds more bytes than it may.
+
+    Args:
+        counts: How many rows each process has.
+        like: A tensor of their type.
+    """
+    return max(1, BUCKET_BYTES // (like.element_size() * max(1, *counts)))

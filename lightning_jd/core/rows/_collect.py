@@ -55,7 +55,7 @@ def collect(
         [tensor([1.6667, 1.3333])]
     """
     if is_sharded(named):
-        return ShardedRows(named, select=select)
+        return ShardedRows(named, select=select, keeps=keeps)
     if keeps:
         return KeptRows(named, select=select, nonfinite=nonfinite)
     if Pool().size > 1:

@@ -25,10 +25,9 @@ from lightning_jd.core.processes._delivery import Delivery, Gradients
 from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._base import Rows, columns_of, per_parameter
-from lightning_jd.core.rows._cut_up import cut_up
+from lightning_jd.core.rows._gathered import Gathered
 from lightning_jd.core.rows._pieces import (
     check_pieces,
-    cuts_of,
     in_pieces,
     is_cut_in_front,
     local,
@@ -52,15 +51,20 @@ class ShardedRows(Rows):
     Args:
         named: The parameters; the same for all micro-batches.
         select: Which of them are aggregated, see :func:`lightning_jd.engines.select`.
+        keeps: Whether there may be several micro-batches, whose rows are kept. Otherwise those of
+            instances are formed where they are needed, and as far as they are.
 
     Raises:
         SetupError: If a parameter is not cut into one piece per process.
     """
 
-    def __init__(self, named: NamedParameters, *, select: Select = "all") -> None:
+    def __init__(
+        self, named: NamedParameters, *, select: Select = "all", keeps: bool = True
+    ) -> None:
         super().__init__(named, Pool(local(named[0][1]).device), can_skip=False)
         check_pieces(named, self.pool.size)
-        self._which = select
+        self._which, self._keeps = select, keeps
+        self._gathered: Gathered | None = None
         self._pieces: NamedParameters = [(name, local(tensor)) for name, tensor in named]
         self._kinds: set[tuple[str, int]] = set()  # and the number of tasks per instance
         self._listed: list[Tensor] = []  # rows that stand for themselves, of each micro-batch
@@ -70,7 +74,7 @@ class ShardedRows(Rows):
         self._listed_values: list[Tensor] = []
         self._values: dict[str, Tensor] = {}  # ... sums that belong to the sums
         self._ways: dict[str, str] = {}
-        self._J: Tensor
+        self._J = torch.empty(0)
 
     @override
     def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
@@ -98,11 +102,11 @@ class ShardedRows(Rows):
         J = None
         if not obstacle:
             tape = Tape(objectives, wholes, scale=scale, check="off")
-            cuts = [cuts_of(tensor) for _, tensor in self.named]
-            J = cut_up(tape, cuts, self.pool, layout, self._type())
-            self._ways = tape.paths
-            if is_due and not self._holds(J, objectives, scale, layout, foresight):
-                J = None
+            gathered = Gathered(tape, self.named, self.pool, layout, self.like())
+            self._ways = gathered.paths
+            if not is_due or self._holds(gathered, objectives, scale, layout, foresight):
+                self._gathered = None if self._keeps else gathered
+                J = gathered.rows() if self._keeps else self.like().new_empty(layout.m, 0)
         if J is None:
             J = self._row_by_row(objectives, scale, layout)
             self._ways = dict.fromkeys((name for name, _ in self.named), "pieces")
@@ -135,6 +139,8 @@ class ShardedRows(Rows):
 
     @override
     def gramian(self, named: NamedParameters) -> Tensor:
+        if self._gathered is not None:
+            return self._gathered.gramian({name for name, _ in named})
         part = columns_of(self._J, self._pieces, named)
         return self.pool.sum(products(part), "gramian")
 
@@ -148,6 +154,9 @@ class ShardedRows(Rows):
 
     @override
     def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:
+        if self._gathered is not None:
+            found = self._gathered.combined(weights, {name for name, _ in named})
+            return per_parameter(found, named)
         part = columns_of(self._J, self._pieces, named)
         return per_parameter(weights.to(part) @ part, named)
 
@@ -166,7 +175,9 @@ class ShardedRows(Rows):
 
     @override
     def like(self) -> Tensor:
-        return self._J.new_empty(0)
+        wide = any(piece.dtype == torch.float64 for _, piece in self._pieces)
+        dtype = torch.float64 if wide else torch.float32
+        return torch.empty(0, dtype=dtype, device=self.pool.device)
 
     def _foresee(
         self, objectives: Objectives, scale: float | Tensor
@@ -233,32 +244,37 @@ class ShardedRows(Rows):
 
     def _holds(
         self,
-        J: Tensor,
+        gathered: Gathered,
         objectives: Objectives,
         scale: float | Tensor,
         layout: Layout,
         foresight: Foresight,
     ) -> bool:
-        """Whether an ordinary pass agrees with rows that were computed together.
+        """Whether an ordinary pass agrees with what was noted in one pass.
 
-        Rows are compared in a random combination. What is lost by rounding is unknown, so half of
-        the digits must agree, of the largest sum of magnitudes in a parameter.
+        Rows are compared in a random combination, and their Gramian by the length of that. What is
+        lost by rounding is unknown, so half of the digits must agree.
         """
+        like, everything = self.like(), {name for name, _ in self.named}
         generator = torch.Generator().manual_seed(layout.m)
-        v = (1 + torch.rand(layout.m, generator=generator, dtype=torch.float64)).to(J)
+        v = (1 + torch.rand(layout.m, generator=generator)).to(like)
         expected = self._combined(objectives, scale, layout, v.to(objectives.dtype))
-        sizes = [piece.numel() for _, piece in self._pieces]
         types = [whole.dtype for _, tensor in self.named if (whole := whole_of(tensor)) is not None]
         tolerance = max(torch.finfo(dtype).eps for dtype in (*types, objectives.dtype)) ** 0.5
-        differences = ((v @ J) - expected).abs().split(sizes)
-        magnitudes = (v @ J.abs()).split(sizes)
-        worst = [
-            (difference.max() > tolerance * magnitude.max()).to(J)
-            for difference, magnitude in zip(differences, magnitudes, strict=True)
-            if len(difference)
-        ]
-        wrong = self.pool.sum(torch.stack([J.new_zeros(()), *worst]).sum(), "agreement")
-        if not wrong:
+        found = v @ gathered.rows() if self._keeps else gathered.combined(v, everything)
+        sizes = [piece.numel() for _, piece in self._pieces]
+        parts = [part.square().sum() for part in (found - expected).split(sizes)]
+        errors = self.pool.sum(torch.stack([*parts, expected.square().sum()]), "agreement")
+        *squares, length = errors.sqrt()
+        magnitudes = gathered.magnitudes(v)
+        largest = magnitudes.sum()
+        limit = tolerance * (magnitudes + 1e-3 * largest)  # a gradient may be zero by luck
+        is_fine = bool((torch.stack(squares) <= limit).all())
+        if not self._keeps:
+            G = gathered.gramian(everything)
+            quadratic = (v @ G @ v).clamp(min=0).sqrt()
+            is_fine = is_fine and bool((quadratic - length).abs() <= tolerance * largest)
+        if is_fine:
             return True
         _standing[foresight.kind] = -(10**9)
         warnings.warn(
@@ -295,13 +311,7 @@ class ShardedRows(Rows):
             piece.new_zeros(piece.numel()) if tensor.grad is None else local(tensor.grad).flatten()
             for (_, tensor), (_, piece) in zip(self.named, self._pieces, strict=True)
         ]
-        return torch.cat([part.to(self._type()) for part in parts])
-
-    def _type(self) -> Tensor:
-        """An empty tensor of the type of the rows."""
-        wide = any(piece.dtype == torch.float64 for _, piece in self._pieces)
-        dtype = torch.float64 if wide else torch.float32
-        return torch.empty(0, dtype=dtype, device=self.pool.device)
+        return torch.cat([part.to(self.like()) for part in parts])
 
     def _keep(self, layout: Layout, J: Tensor, losses: Tensor) -> None:
         if layout.kind in LISTED:
