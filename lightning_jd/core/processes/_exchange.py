@@ -54,7 +54,7 @@ def add_by_rows(G: Tensor, pool: Pool, layout: Layout, blocks: Iterable[Tensor])
         blocks: The rows of this process from left to right, shapes (rows, some columns). Processes
             may cut them in different ways.
     """
-    for bucket in buckets(blocks, _width(layout, G)):
+    for bucket in buckets(blocks, bucket_width(layout.counts, G)):
         widths = even(bucket.shape[1], pool.size)
         G += products(layout.assembled(pool.exchange(bucket, layout.counts, widths)))
 
@@ -65,7 +65,7 @@ def all_at_first(pool: Pool, layout: Layout, blocks: Iterable[Tensor], like: Ten
     Arguments as in :func:`add_by_rows`; ``like`` gives the type.
     """
     pieces = []
-    for bucket in buckets(blocks, _width(layout, like)):
+    for bucket in buckets(blocks, bucket_width(layout.counts, like)):
         widths = [bucket.shape[1], *[0] * (pool.size - 1)]
         pieces.append(layout.assembled(pool.exchange(bucket, layout.counts, widths)))
     return torch.cat(pieces, dim=1) if pieces else like.new_zeros(layout.m, 0)
@@ -96,8 +96,9 @@ def add_contributions(
     weights = travelling_factors(forms, layout.counts, sizes)
     alone = rows_alone(forms)
     elsewhere = alone.keys() | {place for weight in weights for place in weight.places}
-    rest = [k for k in range(len(sizes)) if k not in elsewhere]
-    width, numbers = _width(layout, G), BUCKET_BYTES // G.element_size()
+    reached = {k for own in forms for k, form in enumerate(own) if form is not None}
+    rest = sorted(reached - elsewhere)
+    width, numbers = bucket_width(layout.counts, G), BUCKET_BYTES // G.element_size()
     held: list[Formed] = []
     rows = _rows(parts, rest, sizes, layout.counts[pool.rank], width, G, held)
     blocks = Blocks()
@@ -178,12 +179,8 @@ def _rows(
             rows = those[0].rows()
             kept[k] = Rows(rows, those[0].placements[0], is_placed=True)
             yield rows.to(like)
-        elif len(those) == 1:
-            yield from (block.to(like) for block in those[0].blocks(width))
-        elif those:  # each has other entries of the parameter
-            yield torch.stack([single.rows() for single in those]).sum(dim=0).to(like)
         else:
-            yield from like.new_zeros(1, 1).expand(m, sizes[k]).split(width, dim=1)
+            yield from blocks_of(those, m, sizes[k], width, like)
     for part in whole:
         places = [placement.parameter for placement in part.placements]
         if any(k in kept for k in places):
@@ -191,6 +188,31 @@ def _rows(
             held.append((part, [kept.get(k, by_place[k]) for k in places]))
 
 
-def _width(layout: Layout, like: Tensor) -> int:
-    """How many columns a bucket has, so that no process sends or holds more bytes than it may."""
-    return max(1, BUCKET_BYTES // (like.element_size() * max(1, *layout.counts)))
+def blocks_of(
+    parts: Sequence[Contribution], m: int, size: int, width: int, like: Tensor
+) -> Iterator[Tensor]:
+    """The rows of one parameter from left to right.
+
+    Args:
+        parts: What there is of them, each about this parameter alone.
+        m: The number of rows.
+        size: How many entries the parameter has.
+        width: How many columns there should be at the same time.
+        like: A tensor of their type.
+    """
+    if len(parts) == 1:
+        yield from (block.to(like) for block in parts[0].blocks(width))
+    elif parts:  # each has other entries of the parameter
+        yield torch.stack([part.rows() for part in parts]).sum(dim=0).to(like)
+    else:
+        yield from like.new_zeros(1, 1).expand(m, size).split(width, dim=1)
+
+
+def bucket_width(counts: Sequence[int], like: Tensor) -> int:
+    """How many columns a bucket has, so that no process sends or holds more bytes than it may.
+
+    Args:
+        counts: How many rows each process has.
+        like: A tensor of their type.
+    """
+    return max(1, BUCKET_BYTES // (like.element_size() * max(1, *counts)))

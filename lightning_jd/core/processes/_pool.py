@@ -109,13 +109,20 @@ class Pool:
             self._count("agreement", 2 * (self.size - 1) * rest // self.size)
         return tensor
 
-    def exchange(self, rows: Tensor, counts: Sequence[int], widths: Sequence[int]) -> Tensor:
+    def exchange(
+        self,
+        rows: Tensor,
+        counts: Sequence[int],
+        widths: Sequence[int],
+        purpose: str = "rows",
+    ) -> Tensor:
         """Give every process some columns of the rows of all.
 
         Args:
             rows: Shape (counts[r], sum of the widths) on rank r.
             counts: How many rows each process has; there may be none.
             widths: How many columns each process gets, from left to right.
+            purpose: What it is counted under.
 
         Returns:
             The rows of all processes, one below the other, cut down to the columns of this one.
@@ -133,7 +140,7 @@ class Pool:
             [count * own for count in counts],
             [len(rows) * width for width in widths],
         )
-        self._count("rows", _bytes(leaving) - len(rows) * own * rows.element_size())
+        self._count(purpose, _bytes(leaving) - len(rows) * own * rows.element_size())
         return arriving.view(sum(counts), own)
 
     def send(

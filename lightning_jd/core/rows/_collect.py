@@ -8,8 +8,9 @@ from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._base import Nonfinite, Rows
 from lightning_jd.core.rows._kept import KeptRows
 from lightning_jd.core.rows._live import LiveRows
+from lightning_jd.core.rows._pieces import is_sharded
 from lightning_jd.core.rows._pooled import PooledRows
-from lightning_jd.core.rows._sharded import ShardedRows, is_sharded
+from lightning_jd.core.rows._sharded import ShardedRows
 from lightning_jd.engines import NamedParameters, Select
 
 
@@ -54,7 +55,7 @@ def collect(
         [tensor([1.6667, 1.3333])]
     """
     if is_sharded(named):
-        return ShardedRows(named, select=select)
+        return ShardedRows(named, select=select, keeps=keeps)
     if keeps:
         return KeptRows(named, select=select, nonfinite=nonfinite)
     if Pool().size > 1:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Literal
 
 from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.core.processes._delivery import Gradients
-from lightning_jd.core.processes._exchange import add_contributions, all_at_first
-from lightning_jd.core.processes._forms import Expected, forms_of
+from lightning_jd.core.processes._exchange import all_at_first
+from lightning_jd.core.processes._gramian import Held, gramian_of
 from lightning_jd.core.processes._layout import LISTED, Description, kind_of
 from lightning_jd.core.rows._base import Nonfinite, Rows
 from lightning_jd.core.rows._features import features_gramian
@@ -67,45 +66,15 @@ class PooledRows(WholeRows):
 
     @override
     def gramian(self, named: NamedParameters) -> Tensor:
-        G = self._gramian(named, asks=False)
-        if G is None:
-            G = self._gramian(named, asks=True)
-        assert G is not None
-        return G
-
-    def _gramian(self, named: NamedParameters, *, asks: bool) -> Tensor | None:
-        """The Gramian, if all processes hold their rows in the way that is known of them.
-
-        Most steps are like the one before, so nobody asks: a process with something else sends
-        zeros of the expected sizes, and says so in the sum that ends the exchange.
-
-        Args:
-            named: The parameters.
-            asks: Ask how the processes hold their rows in any case.
-        """
-        m = self.layout.m
-        numbers = self.like().new_zeros(m * m + 1)  # the last counts processes with something else
-        G = numbers[:-1].view(m, m)
         names = () if self._objectives is None else self._objectives.names
-        held: list[partial[None]] = []
-        for some in self._at_a_time(named) if m else ():
-            sizes = [column_count(tensor) for _, tensor in some]
-            parts, tape = self._contributions(some)
-            own = forms_of(parts, names)
-            known = Expected(self.pool, self._agreed, tuple([name for name, _ in some]))
-            forms = known.ask(own) if asks else known.forms or known.ask(own)
-            if forms[self.pool.rank] != own:
-                numbers[-1] = 1
-                parts = [[] for _ in some]
-            formed = add_contributions(G, self.pool, self.layout, sizes, forms, parts)
-            if tape is not None and self._memory == "fast":
-                held += [partial(tape.hold, *pair) for pair in formed]
-        numbers = self.pool.sum(numbers, "gramian", flags=1)
-        if numbers[-1]:
-            return None
-        for hold in held:
-            hold()
-        return numbers[:-1].view(m, m)
+        G, formed = gramian_of(
+            lambda: map(self._held, self._at_a_time(named)),
+            *(names, self.pool, self.layout, self._agreed, self.like()),
+        )
+        if (tape := self._tapes.get(named[0][0])) is not None:
+            for pair in formed:
+                tape.hold(*pair)
+        return G
 
     @override
     def jacobian(self, named: NamedParameters) -> Tensor:
@@ -176,13 +145,13 @@ class PooledRows(WholeRows):
             some.append((name, tensor))
         yield some
 
-    def _contributions(
-        self, named: NamedParameters
-    ) -> tuple[list[list[Contribution]], Tape | None]:
-        """The rows of this process, by parameter, and the tape that they are from."""
+    def _held(self, named: NamedParameters) -> Held:
+        """What this process has of the rows of some parameters."""
         parts: list[list[Contribution]] = [[] for _ in named]
+        sizes = [column_count(tensor) for _, tensor in named]
+        held = Held(tuple([name for name, _ in named]), sizes, parts)
         if self._objectives is None or not self._reaches(named):
-            return parts, None
+            return held
         tape = self._tapes.get(named[0][0]) or Tape(self._objectives, named, scale=self._scale)
         for contribution in tape.contributions():
             parts[contribution.placements[0].parameter].append(contribution)
@@ -190,7 +159,7 @@ class PooledRows(WholeRows):
         self.slow |= slow_parameters(tape)
         if self._memory == "fast":
             self._tapes[named[0][0]] = tape
-        return parts, tape
+        return held
 
     def _reaches(self, named: NamedParameters) -> bool:
         """Whether the losses of this process reach one of the parameters."""

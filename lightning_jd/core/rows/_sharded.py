@@ -1,42 +1,46 @@
 """Rows of parameters that are in pieces on all processes, as ``fully_shard`` (FSDP2) keeps them.
 
-A backward pass hands each process its piece of the mean over processes of what they differentiate.
-So there is one pass per row of the Jacobian: processes that have a part in the row differentiate
-it, the others go along with zero. Each process then holds its columns of all rows.
+Each process holds its columns of all rows. There are two ways to them:
+
+- A backward pass hands each process its piece of the mean over processes of what they
+  differentiate, so one pass per row of the Jacobian gives all rows: processes that have a part in
+  the row differentiate it, the others go along with zero.
+- Rows of instances take one pass: while it gathers layer after layer, the tape notes activations
+  and their gradients. The rows that these are the factors of are formed afterwards, layer by layer,
+  and cut up among the processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeGuard
+import warnings
+from collections.abc import Hashable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.aggregators import Balancer, GramianAggregator, Method
+from lightning_jd.core.processes._columns import products
 from lightning_jd.core.processes._delivery import Delivery, Gradients
 from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._base import Rows, columns_of, per_parameter
-from lightning_jd.engines import NamedParameters, Objectives, Select, select
-from lightning_jd.errors import ArgumentError, SetupError
+from lightning_jd.core.rows._gathered import Gathered
+from lightning_jd.core.rows._pieces import (
+    check_pieces,
+    in_pieces,
+    is_cut_in_front,
+    local,
+    whole_of,
+)
+from lightning_jd.engines import NamedParameters, Objectives, Select, Tape, leaves_reached, select
+from lightning_jd.engines.tape import Foresight, foresee
+from lightning_jd.errors import ArgumentError, GraphError
 
-
-def show_pieces(module: nn.Module) -> None:
-    """Have ``module.parameters()`` give pieces again, where a forward pass has left whole tensors.
-
-    A backward pass gathers them anew, as it does for modules that are resharded after the forward
-    pass anyway.
-    """
-    for each in module.modules():
-        if any(cls.__name__ == "FSDPModule" for cls in type(each).__mro__):
-            each.reshard()  # type: ignore[operator]  # a method that `fully_shard` has added
-
-
-def is_sharded(named: NamedParameters) -> bool:
-    """Whether some of the parameters are in pieces on several processes."""
-    return any(_is_distributed(tensor) for _, tensor in named)
+#: Micro-batches between two certificates of the same kind of graph.
+CHECK_EVERY = 1000
+#: Micro-batches since the last certificate of a kind of graph; negative where one has failed.
+_standing: dict[Hashable, int] = {}
 
 
 class ShardedRows(Rows):
@@ -47,25 +51,34 @@ class ShardedRows(Rows):
     Args:
         named: The parameters; the same for all micro-batches.
         select: Which of them are aggregated, see :func:`lightning_jd.engines.select`.
+        keeps: Whether there may be several micro-batches, whose rows are kept. Otherwise those of
+            instances are formed where they are needed, and as far as they are.
 
     Raises:
         SetupError: If a parameter is not cut into one piece per process.
     """
 
-    def __init__(self, named: NamedParameters, *, select: Select = "all") -> None:
-        super().__init__(named, Pool(_local(named[0][1]).device), can_skip=False)
-        _check_pieces(named, self.pool.size)
-        self._which = select
-        self._pieces: NamedParameters = [(name, _local(tensor)) for name, tensor in named]
+    def __init__(
+        self, named: NamedParameters, *, select: Select = "all", keeps: bool = True
+    ) -> None:
+        super().__init__(named, Pool(local(named[0][1]).device), can_skip=False)
+        check_pieces(named, self.pool.size)
+        self._which, self._keeps = select, keeps
+        self._gathered: Gathered | None = None
+        self._pieces: NamedParameters = [(name, local(tensor)) for name, tensor in named]
         self._kinds: set[tuple[str, int]] = set()  # and the number of tasks per instance
+        self._listed: list[Tensor] = []  # rows that stand for themselves, of each micro-batch
         self._rows: dict[str, tuple[Tensor, int]] = {}  # sum of the rows, and their number
         self._losses: list[Tensor] = []
-        self._values: dict[str, Tensor] = {}  # sum of the losses of a row, and of this process only
-        self._J: Tensor
+        # What this process has of the losses: of rows in the list, or ...
+        self._listed_values: list[Tensor] = []
+        self._values: dict[str, Tensor] = {}  # ... sums that belong to the sums
+        self._ways: dict[str, str] = {}
+        self._J = torch.empty(0)
 
     @override
     def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
-        """Differentiate the losses of one micro-batch, one pass per row; their graph is kept.
+        """Differentiate the losses of one micro-batch; their graph is kept.
 
         Raises:
             PeerError: If another process has failed.
@@ -73,24 +86,31 @@ class ShardedRows(Rows):
             ArgumentError: If the processes have different tasks.
         """
         self._micro_batches += 1
-        layout = self._layout_of(objectives)
+        wholes, foresight = self._foresee(objectives, scale)
+        layout, obstacle, is_due = self._layout_of(objectives, foresight)
         chosen = {name for name, _ in select(objectives, self.named, self._which).selected}
         self.selected = [pair for pair in self._pieces if pair[0] in chosen]
         self.plain = [pair for pair in self._pieces if pair[0] not in chosen]
         self._losses.append(objectives.values())
         self.has_values = self.has_values and objectives.has_values
+        if len(self._kinds) > 1:
+            raise ArgumentError(
+                "Losses must be of one kind in all micro-batches of a step, got "
+                f"{' and '.join(sorted(kind for kind, _ in self._kinds))}."
+            )
         placed = layout.placed(objectives.values(), self.pool.rank)
-        before = [tensor.grad for _, tensor in self.named]
-        try:
-            for i, name in enumerate(layout.names):
-                unit = torch.zeros(layout.m, dtype=objectives.dtype, device=objectives.device)
-                unit[i] = self.pool.size  # because the pass ends with a mean
-                own = layout.own_weights(unit, self.pool.rank)
-                row = self._pass(objectives, own * scale) / scale
-                self._keep(layout, name, row, placed[i])
-        finally:
-            for (_, tensor), gradient in zip(self.named, before, strict=True):
-                tensor.grad = gradient
+        J = None
+        if not obstacle:
+            tape = Tape(objectives, wholes, scale=scale, check="off")
+            gathered = Gathered(tape, self.named, self.pool, layout, self.like())
+            self._ways = gathered.paths
+            if not is_due or self._holds(gathered, objectives, scale, layout, foresight):
+                self._gathered = None if self._keeps else gathered
+                J = gathered.rows() if self._keeps else self.like().new_empty(layout.m, 0)
+        if J is None:
+            J = self._row_by_row(objectives, scale, layout)
+            self._ways = dict.fromkeys((name for name, _ in self.named), "pieces")
+        self._keep(layout, J, placed)
 
     @override
     def unsupported(self, method: Method) -> str | None:
@@ -99,9 +119,14 @@ class ShardedRows(Rows):
     @override
     def agree(self, *, exactly: bool) -> None:
         ((kind, columns),) = self._kinds
-        self.layout = Layout(kind, tuple(self._rows), columns, ())
-        self._J = torch.stack([total / count for total, count in self._rows.values()])
-        self.paths = dict.fromkeys((name for name, _ in self.selected), "pieces")
+        if self._listed:
+            self._J = self._listed[0] if len(self._listed) == 1 else torch.cat(self._listed)
+            names = tuple(map(str, range(len(self._J))))
+        else:
+            self._J = torch.stack([total / count for total, count in self._rows.values()])
+            names = tuple(self._rows)
+        self.layout = Layout(kind, names, columns, ())
+        self.paths = {name: self._ways[name] for name, _ in self.selected}
 
     @override
     def values(self, *, wanted: bool) -> Tensor | None:
@@ -109,12 +134,15 @@ class ShardedRows(Rows):
         if not wanted:
             return None
         own = [self._values[name] / count for name, (_, count) in self._rows.items()]
-        return self.pool.sum(torch.stack(own).to(self._J), "losses")
+        found = torch.cat(self._listed_values) if self._listed else torch.stack(own)
+        return self.pool.sum(found.to(self._J), "losses")
 
     @override
     def gramian(self, named: NamedParameters) -> Tensor:
+        if self._gathered is not None:
+            return self._gathered.gramian({name for name, _ in named})
         part = columns_of(self._J, self._pieces, named)
-        return self.pool.sum(part @ part.T, "gramian")
+        return self.pool.sum(products(part), "gramian")
 
     @override
     def jacobian(self, named: NamedParameters) -> Tensor:
@@ -126,13 +154,16 @@ class ShardedRows(Rows):
 
     @override
     def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:
+        if self._gathered is not None:
+            found = self._gathered.combined(weights, {name for name, _ in named})
+            return per_parameter(found, named)
         part = columns_of(self._J, self._pieces, named)
         return per_parameter(weights.to(part) @ part, named)
 
     @override
     def delivered(self, own: Gradients, complete: Gradients, delivery: Delivery) -> Gradients:
         """All of them, in pieces. They are final: nothing is reduced, whatever is asked for."""
-        return {name: _in_pieces(own[name], tensor) for name, tensor in self.named}
+        return {name: in_pieces(own[name], tensor) for name, tensor in self.named}
 
     @override
     def finite_only(self, finite: Sequence[bool]) -> Rows:
@@ -144,15 +175,51 @@ class ShardedRows(Rows):
 
     @override
     def like(self) -> Tensor:
-        return self._J.new_empty(0)
+        wide = any(piece.dtype == torch.float64 for _, piece in self._pieces)
+        dtype = torch.float64 if wide else torch.float32
+        return torch.empty(0, dtype=dtype, device=self.pool.device)
 
-    def _layout_of(self, objectives: Objectives) -> Layout:
-        """Learn what the other processes have in this micro-batch."""
+    def _foresee(
+        self, objectives: Objectives, scale: float | Tensor
+    ) -> tuple[NamedParameters, Foresight]:
+        """The whole parameters, as the graph knows them, and whether one pass is enough."""
+        wholes = [(name, whole_of(tensor)) for name, tensor in self.named]
+        known = [(name, whole) for name, whole in wholes if whole is not None]
+        if kind_of(objectives)[0][0] not in LISTED:
+            return [], Foresight("tasks take a pass each")
+        pairs = zip(self.named, self._pieces, strict=True)
+        in_front = all(is_cut_in_front(tensor, piece) for (_, tensor), (_, piece) in pairs)
+        if len(known) < len(wholes) or not in_front:
+            return [], Foresight("parameters are cut in another way than along their first axis")
+        try:
+            if leaves_reached(objectives) - {id(whole) for _, whole in known}:
+                return [], Foresight("the losses depend on a tensor that is no parameter")
+            foresight = foresee(objectives, known, scale)
+        except GraphError as error:
+            return [], Foresight(str(error))
+        if _standing.get(foresight.kind, 0) < 0:
+            foresight = Foresight("a certificate has failed")
+        return known, foresight
+
+    def _layout_of(self, objectives: Objectives, foresight: Foresight) -> tuple[Layout, str, bool]:
+        """Learn what the other processes have in this micro-batch.
+
+        Returns:
+            The rows of all; why some process cannot do with one pass; and whether for some of them
+            a certificate is due.
+        """
         kinds, columns = kind_of(objectives)
         listed = kinds[0] in LISTED
         tasks = () if listed else tuple((name, 1) for name in objectives.names)
         description = Description(kinds, columns, tasks, objectives.m if listed else 0)
-        told = self.pool.gather((objectives.nonfinite(), objectives.m, description))
+        is_due = _standing.get(foresight.kind, 0) % CHECK_EVERY == 0
+        said = (objectives.nonfinite(), objectives.m, description)
+        answers = self.pool.gather((*said, foresight.obstacle, is_due))
+        told = [(bad, m, each) for bad, m, each, *_ in answers]
+        obstacle = next((why for *_, why, _ in answers if why), "")
+        is_due = any(due for *_, due in answers)
+        if not obstacle:
+            _standing[foresight.kind] = 1 if is_due else 1 + _standing[foresight.kind]
         if bad := [name for names, _, _ in told for name in names]:
             raise self.losses_error(bad, sum(m for _, m, _ in told))
         layout = Layout.of(tuple(each for _, _, each in told))
@@ -164,7 +231,71 @@ class ShardedRows(Rows):
                 "return zero times the outputs instead, or use strategy='ddp'."
             )
         self._kinds.add((layout.kind, layout.columns))
-        return layout
+        return layout, obstacle, is_due
+
+    def _row_by_row(self, objectives: Objectives, scale: float | Tensor, layout: Layout) -> Tensor:
+        """This process's columns of all rows, by one pass for each of them."""
+        rows = []
+        for i in range(layout.m):
+            unit = torch.zeros(layout.m, dtype=objectives.dtype, device=objectives.device)
+            unit[i] = 1
+            rows.append(self._combined(objectives, scale, layout, unit))
+        return torch.stack(rows)
+
+    def _holds(
+        self,
+        gathered: Gathered,
+        objectives: Objectives,
+        scale: float | Tensor,
+        layout: Layout,
+        foresight: Foresight,
+    ) -> bool:
+        """Whether an ordinary pass agrees with what was noted in one pass.
+
+        Rows are compared in a random combination, and their Gramian by the length of that. What is
+        lost by rounding is unknown, so half of the digits must agree.
+        """
+        like, everything = self.like(), {name for name, _ in self.named}
+        generator = torch.Generator().manual_seed(layout.m)
+        v = (1 + torch.rand(layout.m, generator=generator)).to(like)
+        expected = self._combined(objectives, scale, layout, v.to(objectives.dtype))
+        types = [whole.dtype for _, tensor in self.named if (whole := whole_of(tensor)) is not None]
+        tolerance = max(torch.finfo(dtype).eps for dtype in (*types, objectives.dtype)) ** 0.5
+        found = v @ gathered.rows() if self._keeps else gathered.combined(v, everything)
+        sizes = [piece.numel() for _, piece in self._pieces]
+        parts = [part.square().sum() for part in (found - expected).split(sizes)]
+        errors = self.pool.sum(torch.stack([*parts, expected.square().sum()]), "agreement")
+        *squares, length = errors.sqrt()
+        magnitudes = gathered.magnitudes(v)
+        largest = magnitudes.sum()
+        limit = tolerance * (magnitudes + 1e-3 * largest)  # a gradient may be zero by luck
+        is_fine = bool((torch.stack(squares) <= limit).all())
+        if not self._keeps:
+            G = gathered.gramian(everything)
+            quadratic = (v @ G @ v).clamp(min=0).sqrt()
+            is_fine = is_fine and bool((quadratic - length).abs() <= tolerance * largest)
+        if is_fine:
+            return True
+        _standing[foresight.kind] = -(10**9)
+        warnings.warn(
+            "Rows of instances that were computed together differ from those of single passes. "
+            "Parameters in pieces take one backward pass per instance from here on.",
+            UserWarning,
+            stacklevel=2,
+        )
+        return False
+
+    def _combined(
+        self, objectives: Objectives, scale: float | Tensor, layout: Layout, weights: Tensor
+    ) -> Tensor:
+        """This process's columns of ``weights @ J``, by one pass of all processes."""
+        own = layout.own_weights(weights * self.pool.size, self.pool.rank)  # it ends with a mean
+        before = [tensor.grad for _, tensor in self.named]
+        try:
+            return self._pass(objectives, own * scale) / scale
+        finally:
+            for (_, tensor), gradient in zip(self.named, before, strict=True):
+                tensor.grad = gradient
 
     def _pass(self, objectives: Objectives, weights: Tensor) -> Tensor:
         """This process's columns of the mean over processes of ``weights @ rows``."""
@@ -176,25 +307,21 @@ class ShardedRows(Rows):
             list(objectives.cotangents(weights)),
             retain_graph=True,
         )
-        wide = any(piece.dtype == torch.float64 for _, piece in self._pieces)
-        dtype = torch.float64 if wide else torch.float32
         parts = [
-            piece.new_zeros(piece.numel()) if tensor.grad is None else _local(tensor.grad).flatten()
+            piece.new_zeros(piece.numel()) if tensor.grad is None else local(tensor.grad).flatten()
             for (_, tensor), (_, piece) in zip(self.named, self._pieces, strict=True)
         ]
-        return torch.cat([part.to(dtype) for part in parts])
+        return torch.cat([part.to(self.like()) for part in parts])
 
-    def _keep(self, layout: Layout, name: str, row: Tensor, loss: Tensor) -> None:
-        if len(self._kinds) > 1:
-            raise ArgumentError(
-                "Losses must be of one kind in all micro-batches of a step, got "
-                f"{' and '.join(sorted(kind for kind, _ in self._kinds))}."
-            )
+    def _keep(self, layout: Layout, J: Tensor, losses: Tensor) -> None:
         if layout.kind in LISTED:
-            name = str(len(self._rows))
-        total, count = self._rows.get(name, (torch.zeros_like(row), 0))
-        self._rows[name] = (total + row, count + 1)
-        self._values[name] = loss + self._values.get(name, 0)
+            self._listed.append(J)
+            self._listed_values.append(losses)
+            return
+        for name, row, loss in zip(layout.names, J, losses, strict=True):
+            total, count = self._rows.get(name, (None, 0))
+            self._rows[name] = (row if total is None else total + row, count + 1)
+            self._values[name] = loss + self._values.get(name, 0)
 
 
 def unsupported_by_pieces(method: Method) -> str | None:
@@ -212,38 +339,3 @@ def unsupported_by_pieces(method: Method) -> str | None:
             "('upgrad'), or strategy='ddp'."
         )
     return None
-
-
-def _check_pieces(named: NamedParameters, processes: int) -> None:
-    for name, tensor in named:
-        if not _is_distributed(tensor):
-            found = "is not in pieces at all"
-        elif tensor.device_mesh.ndim != 1 or tensor.device_mesh.size() != processes:
-            found = f"is on {tensor.device_mesh}"
-        elif not tensor.placements[0].is_shard():
-            found = f"is placed by {tensor.placements[0]}"
-        else:
-            continue
-        raise SetupError(
-            f"Every parameter must be cut into one piece for each of the {processes} processes, "
-            f"got {name!r}, which {found}. Call `fully_shard` on the whole module last, with a "
-            "mesh of one dimension over all processes and without tensor parallelism."
-        )
-
-
-def _is_distributed(tensor: Tensor) -> TypeGuard[Any]:
-    """Whether it is a ``DTensor``, told without the import, which takes seconds."""
-    return hasattr(tensor, "device_mesh")
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """The piece of this process itself, not a copy."""
-    with torch.no_grad():
-        piece: Tensor = tensor.to_local() if _is_distributed(tensor) else tensor
-    return piece
-
-
-def _in_pieces(piece: Tensor, like: Tensor) -> Tensor:
-    gradient = torch.empty_like(like)
-    _local(gradient).copy_(piece)
-    return gradient

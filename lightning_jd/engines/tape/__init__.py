@@ -1,6 +1,7 @@
 """The Gramian tape: the Gramian of any autograd graph without its Jacobian."""
 
 from lightning_jd.engines.tape._explain import Explanation, Slow, explain, slow_parameters
+from lightning_jd.engines.tape._foresight import Foresight, foresee
 from lightning_jd.engines.tape._tape import Tape
 from lightning_jd.engines.tape.contributions import (
     Budget,
@@ -28,6 +29,7 @@ __all__ = [
     "Crossing",
     "Explanation",
     "Factors",
+    "Foresight",
     "NotApplicableError",
     "OuterProduct",
     "Owners",
@@ -38,6 +40,7 @@ __all__ = [
     "Tape",
     "UnprovenError",
     "explain",
+    "foresee",
     "reader",
     "register_flow",
     "register_rule",

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 from lightning_jd.engines.tape.graph import Shape
 from lightning_jd.engines.tape.owners._owners import Owners
-from lightning_jd.engines.tape.owners.flow._registry import REDUCED, Crossing, Flowed, register_flow
+from lightning_jd.engines.tape.owners.flow._registry import (
+    REDUCED,
+    Crossing,
+    Flowed,
+    UnprovenError,
+    register_flow,
+)
 
 _NAMES = """
     Abs Acos Acosh Add Addcdiv Addcmul Angle Asin Asinh Atan Atan2 Atanh BinaryCrossEntropy
@@ -34,6 +40,14 @@ def is_elementwise(name: str) -> bool:
 def elementwise(at: Crossing) -> Sequence[Flowed]:
     """Entry q of an input is broadcast to some entries of the output, and matters to these only."""
     return [broadcast(at.only, at.axis, at.shapes[0], shape) for shape in at.inputs]
+
+
+@register_flow("RegisterPostBackwardFunctionBackward")
+def passed_on(at: Crossing) -> Sequence[Flowed]:
+    """The inputs themselves, as ``fully_shard`` marks those of the modules that it gathers."""
+    if len(at.owners) != len(at.inputs):
+        raise UnprovenError
+    return list(at.owners)
 
 
 def broadcast(owners: Owners, axis: int, output: Shape, shape: Shape | None) -> Flowed:

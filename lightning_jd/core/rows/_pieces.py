@@ -1,0 +1,100 @@
+"""Parameters in pieces, as ``fully_shard`` (FSDP2) cuts them, and the whole ones of the graph."""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from lightning_jd.engines import NamedParameters
+from lightning_jd.errors import SetupError
+
+#: A parameter in pieces to the whole one that stands for it in forward passes.
+_wholes: Any = WeakIdKeyDictionary()
+
+
+def show_pieces(module: nn.Module) -> None:
+    """Have ``module.parameters()`` give pieces again, where a forward pass has left whole tensors.
+
+    A backward pass gathers them anew, as it does for modules that are resharded after the forward
+    pass anyway.
+    """
+    for each in module.modules():
+        if any(cls.__name__ == "FSDPModule" for cls in type(each).__mro__):
+            each.reshard()  # type: ignore[operator]  # a method that `fully_shard` has added
+            _note_wholes(each)
+
+
+def _note_wholes(module: Any) -> None:
+    """Remember the whole parameters of a part that is gathered by itself.
+
+    Torch shows them only while they are gathered, which takes all processes. So they are looked up
+    where it keeps them; if that is somewhere else one day, they are not known.
+    """
+    groups = getattr(module._get_fsdp_state(), "_fsdp_param_groups", ())
+    for held in [held for group in groups for held in group.fsdp_params]:
+        piece, whole = (getattr(held, name, None) for name in ("sharded_param", "_unsharded_param"))
+        if isinstance(piece, Tensor) and isinstance(whole, Tensor):
+            _wholes[piece] = whole
+
+
+def is_sharded(named: NamedParameters) -> bool:
+    """Whether some of the parameters are in pieces on several processes."""
+    return any(is_distributed(tensor) for _, tensor in named)
+
+
+def whole_of(tensor: Tensor) -> Tensor | None:
+    """The whole parameter, whose memory is there only while it is gathered, if it is known."""
+    whole: Tensor | None = _wholes.get(tensor)
+    return whole
+
+
+def is_cut_in_front(tensor: Any, piece: Tensor) -> bool:
+    """Whether a parameter is cut along its first axis, in the order of the processes."""
+    own = tensor.device_mesh.get_local_rank()
+    return bool(tensor.placements[0].is_shard(0)) and piece.numel() == cuts_of(tensor)[own]
+
+
+def cuts_of(tensor: Any) -> list[int]:
+    """How many entries of a parameter that is cut along its first axis each process has."""
+    processes, length = tensor.device_mesh.size(), tensor.shape[0]
+    each = -(-length // processes)
+    entries = tensor.numel() // max(1, length)
+    return [entries * max(0, min(each, length - each * rank)) for rank in range(processes)]
+
+
+def check_pieces(named: NamedParameters, processes: int) -> None:
+    for name, tensor in named:
+        if not is_distributed(tensor):
+            found = "is not in pieces at all"
+        elif tensor.device_mesh.ndim != 1 or tensor.device_mesh.size() != processes:
+            found = f"is on {tensor.device_mesh}"
+        elif not tensor.placements[0].is_shard():
+            found = f"is placed by {tensor.placements[0]}"
+        else:
+            continue
+        raise SetupError(
+            f"Every parameter must be cut into one piece for each of the {processes} processes, "
+            f"got {name!r}, which {found}. Call `fully_shard` on the whole module last, with a "
+            "mesh of one dimension over all processes and without tensor parallelism."
+        )
+
+
+def is_distributed(tensor: Tensor) -> TypeGuard[Any]:
+    """Whether it is a ``DTensor``, told without the import, which takes seconds."""
+    return hasattr(tensor, "device_mesh")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The piece of this process itself, not a copy."""
+    with torch.no_grad():
+        piece: Tensor = tensor.to_local() if is_distributed(tensor) else tensor
+    return piece
+
+
+def in_pieces(piece: Tensor, like: Tensor) -> Tensor:
+    gradient = torch.empty_like(like)
+    local(gradient).copy_(piece)
+    return gradient
