@@ -31,7 +31,7 @@ def test_the_page_is_written_by_its_script(script: ModuleType) -> None:
 def test_every_figure_of_the_page_is_there() -> None:
     page = (DOCS / "paper.md").read_text(encoding="utf-8")
     figures = [part.partition(")")[0] for part in page.split("](figures/")[1:]]
-    assert len(figures) == 5
+    assert len(figures) == 6
     assert all((DOCS / "figures" / name).is_file() for name in figures)
 
 
