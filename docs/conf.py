@@ -46,6 +46,16 @@ maximum_signature_line_length = 80
 
 def setup(app: Any) -> None:
     app.connect("build-finished", copy_mathjax)
+    app.connect("autodoc-process-signature", without_kwargs)
+
+
+def without_kwargs(
+    app: Any, what: str, name: str, obj: Any, options: Any, arguments: str | None, returns: Any
+) -> tuple[str | None, Any] | None:
+    """The callback shares its signature with the strategies, but takes nothing else."""
+    if name != "lightning_jd.JacobianDescent" or arguments is None:
+        return None
+    return arguments.replace(", **kwargs: Any", ""), returns
 
 
 def copy_mathjax(app: Any, exception: Exception | None) -> None:
