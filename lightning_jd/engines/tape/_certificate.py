@@ -41,6 +41,8 @@ _OF_PRODUCTS = 30.0
 #: :data:`_FLOOR` these are. In half precision that would be everything.
 _PRECISE = 1e-6
 _QUICK = 16.0
+#: Numbers whose length is measured at a time.
+_PIECE = 1 << 17
 
 #: The user's random numbers (dropout, shuffling) must not depend on whether a step is certified.
 _RANDOM = torch.Generator().manual_seed(0)
@@ -174,6 +176,7 @@ def _suspects(
     kept = found.keys() - ledger.unkept
     for parameter, part in ledger.parts_of_gradients(v, only=kept):
         found[parameter].sub_(part.to(found[parameter].dtype))
+        del part  # the next one needs the memory
     off = {p: found[p] for p in kept}
     total = length_of(ledger.G, v)
     suspects = []
@@ -208,6 +211,7 @@ def _in_batch(
     replayed = {p: gradient.clone() for p, gradient in once.items() if p not in ledger.unkept}
     for parameter, part in ledger.parts_of_gradients(v, only=replayed.keys()):
         replayed[parameter].sub_(part.to(replayed[parameter].dtype))
+        del part
     looks = [
         _Comparison(parameters, share, norm_of(once, parameters), norm_of(replayed, parameters))
         for parameters, share in batch
@@ -234,9 +238,10 @@ def _in_batch(
 def norm_of(gradients: Mapping[int, Tensor], parameters: Sequence[int]) -> float:
     """The length of some gradients together; in single precision, small squares would vanish."""
     squares = [
-        float(torch.linalg.vector_norm(gradients[p], dtype=torch.float64)) ** 2
+        float(torch.linalg.vector_norm(piece, dtype=torch.float64)) ** 2
         for p in parameters
         if p in gradients
+        for piece in gradients[p].split(_PIECE)  # each is copied to double precision
     ]
     return float(sum(squares) ** 0.5)
 

@@ -54,18 +54,19 @@ CASES: dict[str, Case] = {
     case.name: case
     for case in [
         *_paper_cases(),
-        Case("mlp-64", lambda: mlp(64), "mean", 1.3),
-        Case("mlp-256", lambda: mlp(256), "mean", 1.35),
-        Case("resnet18", resnet18, "mean", 1.45, skips=("autojac",)),
-        Case("transformer", transformer, "mean", 1.65),
-        Case("mlp-8-tasks", lambda: mlp_tasks(8), "mean", 2.8),
-        Case("mlp-40-tasks", lambda: mlp_tasks(40), "mean", 7.0),
-        Case("cnn-8-tasks", lambda: cnn_tasks(8), "mean", 5.0),
-        Case("physics", physics, "mean", 1.15),
+        Case("mlp-64", lambda: mlp(64), "upgrad", 1.15),
+        Case("mlp-256", lambda: mlp(256), "mean", 1.2),
+        Case("resnet18", resnet18, "upgrad", 1.25, skips=("autojac",)),
+        Case("transformer", transformer, "upgrad", 1.35),
+        Case("transformer-256", lambda: transformer(256), "upgrad", 1.6, skips=("autojac",)),
+        Case("mlp-8-tasks", lambda: mlp_tasks(8), "upgrad", 2.5),
+        Case("mlp-40-tasks", lambda: mlp_tasks(40), "upgrad", 7.0),
+        Case("cnn-8-tasks", lambda: cnn_tasks(8), "upgrad", 5.0),
+        Case("physics", physics, "upgrad", 1.15),
     ]
 }
 
 #: Too heavy for a table of many lines: ``lightning-jd bench scale``.
 SCALE: dict[str, Case] = {
-    "gpt2-small": Case("gpt2-small", language_model, "mean", must=1.4),
+    "gpt2-small": Case("gpt2-small", language_model, "upgrad", must=1.4),
 }

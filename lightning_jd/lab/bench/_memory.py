@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ _ALLOCATOR = {
     "MALLOC_TOP_PAD_": "0",
     "MALLOC_ARENA_MAX": "1",
 }
+_FIRST_STEPS = 3  # checks itself, records itself, compares what it recorded
 _LATER_STEPS = 3
 _FEW = 8  # instances that load all code, also that of the solver for few objectives
 
@@ -40,8 +42,10 @@ _FEW = 8  # instances that load all code, also that of the solver for few object
 class Peak(NamedTuple):
     """Megabytes on top of model, batch and libraries.
 
-    The first step of an engine may check itself and try variants; the later ones are what a
-    training run consists of.
+    Attributes:
+        first: Of the first three steps, in which an engine may check itself, try variants, and
+            record what it does.
+        later: Of what a training run consists of.
     """
 
     first: float
@@ -67,7 +71,8 @@ def peak_memory(case: str, engine: str, threads: int) -> Peak | None:
     if not _STATUS.exists():
         raise SetupError("`--memory` must read /proc/self/status, which only Linux has.")
     try:
-        measured = answer_of("lightning_jd.lab.bench._memory", [case, engine, str(threads)])
+        words = [case, engine, str(threads)]
+        measured = answer_of("lightning_jd.lab.bench._memory", words, _ALLOCATOR)
     except SetupError:
         if engine in OPPONENTS:
             return None
@@ -75,15 +80,20 @@ def peak_memory(case: str, engine: str, threads: int) -> Peak | None:
     return None if measured is None else Peak(*measured)
 
 
-def answer_of(module: str, words: list[str]) -> Any:
+def answer_of(module: str, words: list[str], settings: Mapping[str, str] | None = None) -> Any:
     """Run a module in a fresh process, and read the JSON that it prints at its end.
+
+    Args:
+        module: What to run.
+        words: Its arguments.
+        settings: More variables of the environment.
 
     Raises:
         SetupError: If the process fails.
     """
     run = subprocess.run(
         [sys.executable, "-m", module, *words],
-        env={**os.environ, **_ALLOCATOR},
+        env={**os.environ, **(settings or {})},
         capture_output=True,
         text=True,
         check=False,
@@ -115,7 +125,7 @@ def measure_here(case: str, engine: str) -> Peak | None:
     gc.collect()
     _release_free_memory()
     before = _kilobytes("VmRSS")
-    first = _highest(step, 1) - before
+    first = _highest(step, _FIRST_STEPS) - before
     return Peak(first / 1024, (_highest(step, _LATER_STEPS) - before) / 1024)
 
 

@@ -36,12 +36,13 @@ _COLUMNS = {
 _MEMORY_COLUMNS = {
     "plain_mb": "plain MB",
     "ours_memory": "memory: ours / plain",
-    "ours_first_memory": "memory: ours, first step / plain",
+    "ours_first_memory": "memory: ours, first steps / plain",
     "ours_low_memory": "memory: low / plain",
     "autogram_memory": "memory: autogram / plain",
     "memory_mark": "memory reached",
 }
 _MEMORY_MUST = 2.5
+_FIRST_MEMORY_MUST = 1.5  # of the later steps
 _LOOP_MUST = 1.05
 
 
@@ -154,7 +155,7 @@ def _objectives(case: Case) -> int:
 
 
 def remembered(case: Case, threads: int) -> dict[str, Value]:
-    """Measure the memory of one line of the table: first step, and later steps."""
+    """Measure the memory of one line of the table: first steps, and later ones."""
     engines_here = ("plain", "ours", "ours_low", "autogram")
     peaks = {engine: peak_memory(case.name, engine, threads) for engine in engines_here}
     plain, ours, low = peaks["plain"], peaks["ours"], peaks["ours_low"]
@@ -169,6 +170,7 @@ def remembered(case: Case, threads: int) -> dict[str, Value]:
     autogram = peaks["autogram"]
     reached = (
         ours.later <= _MEMORY_MUST * plain.later
+        and ours.first <= _FIRST_MEMORY_MUST * ours.later
         and (autogram is None or ours.later <= autogram.later)
         and (case.low_memory_must is None or low.later <= case.low_memory_must * plain.later)
     )
@@ -197,7 +199,8 @@ def _report(rows: list[dict[str, Value]], memory: bool, clock: Clock) -> Report:
         notes.append(
             f"Memory must be at most {_MEMORY_MUST} times that of the plain step and not above "
             "autogram's, and at most 1.25 times in the low-memory mode of the paper's CNNs. That "
-            "is judged on the steps after the first, which also checks and tunes. "
+            "is judged on later steps; the first three, which check, tune and record, may take "
+            f"{_FIRST_MEMORY_MUST} times as much as they. "
             f"Missed: {', '.join(hungry) or 'none'}."
         )
     columns = _COLUMNS | (_MEMORY_COLUMNS if memory else {})

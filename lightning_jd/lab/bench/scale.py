@@ -34,7 +34,7 @@ _COLUMNS = {
     "plain_mb": "plain MB above the model",
     "ours_memory": "memory: ours / plain",
     "memory_must": "must",
-    "ours_first_memory": "memory: first step / plain",
+    "ours_first_memory": "memory: first steps / plain",
     "mark": "reached",
 }
 
@@ -82,7 +82,7 @@ def scale(
                     row |= remembered(name, threads)
                 rows.append(row | {"first_must": _FIRST_MUST, "mark": _mark(row)})
         notes = (
-            f"Aggregator mean; {clock} time, {threads} threads, medians of {repeats} rounds; the "
+            f"Aggregator UPGrad; {clock} time, {threads} threads, medians of {repeats} rounds; the "
             "first step is a single one. Memory is that of gradients, activations and what an "
             "engine keeps, without the model.",
         )

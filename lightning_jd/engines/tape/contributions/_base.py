@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 #: loses digits, and is slow.
 _COLUMNS = 1 << 12
 _FEW_ROWS = 32
+#: Rows that meet all later ones at a time, where there are many: half of a symmetric product is
+#: enough.
+_BLOCK = 64
 
 
 def products(rows: Tensor) -> Tensor:
     """Inner products of rows, shape (m, n) -> (m, m)."""
     m, n = rows.shape
+    if m >= 2 * _BLOCK and n > _BLOCK and rows.device.type == "cpu":
+        return _upper_products(rows)
     if m >= _FEW_ROWS or n <= _COLUMNS:
         return rows @ rows.T
     if rows.device.type != "cpu":  # the same in few kernels
@@ -36,6 +41,17 @@ def products(rows: Tensor) -> Tensor:
     for some in others:
         total.addmm_(some, some.T)
     return total
+
+
+def _upper_products(rows: Tensor) -> Tensor:
+    m = len(rows)
+    G = rows.new_empty(m, m)
+    for begin in range(0, m, _BLOCK):
+        end = min(m, begin + _BLOCK)
+        block = rows[begin:end] @ rows[begin:].T
+        G[begin:end, begin:] = block
+        G[end:, begin:end] = block[:, end - begin :].T
+    return G
 
 
 @dataclass(frozen=True)
@@ -117,7 +133,7 @@ class Contribution(ABC):
 
     @abstractmethod
     def gradients(self, weights: Tensor) -> list[Tensor]:
-        r""":math:`J^\top w`, one flat tensor of shape (size,) per parameter."""
+        r""":math:`J^\top w`, one new, flat tensor of shape (size,) per parameter."""
 
     @property
     def m(self) -> int:
@@ -155,6 +171,18 @@ class Contribution(ABC):
         they are kept. But all rows together are the Jacobian, which nobody wants to hold.
         """
         return Settled(self.gramian(), [self])
+
+    def add_gradient(self, weights: Tensor, total: Tensor) -> None:
+        r"""Add :math:`J^\top w` to a flat tensor of shape (size,); for a single parameter only."""
+        total += self.gradients(weights)[0]
+
+    def products_with(self, other: Contribution) -> Tensor | None:
+        """Inner products with the rows of another use of the same parameter, shape (m, m).
+
+        Returns:
+            ``None`` if they are cheaper, or only to be had, by forming rows.
+        """
+        return None
 
     def split(self) -> list[Contribution]:
         """The same, one contribution per parameter."""

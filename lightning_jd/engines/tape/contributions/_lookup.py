@@ -73,10 +73,20 @@ class Lookup(Contribution):
     @override
     def gradients(self, weights: Tensor) -> list[Tensor]:
         placement = self.placements[0]
-        scaled = self.D * weights.to(self.D.dtype)[:, None, None]
-        table = scaled.new_zeros(placement.shape)
-        table.index_add_(0, self.index.reshape(-1), scaled.flatten(0, 1))
+        table = self.D.new_zeros(placement.shape)
+        self._add_to_table(weights, table)
         return [placement.placed(table.unsqueeze(0))[0]]
+
+    @override
+    def add_gradient(self, weights: Tensor, total: Tensor) -> None:
+        if self.inner is None:
+            super().add_gradient(weights, total)
+        else:
+            self._add_to_table(weights, total.view(self.placements[0].shape))
+
+    def _add_to_table(self, weights: Tensor, table: Tensor) -> None:
+        scaled = self.D * weights.to(self.D.dtype)[:, None, None]
+        table.index_add_(0, self.index.reshape(-1), scaled.flatten(0, 1))
 
 
 def _added_up(place: Tensor, cotangents: Tensor, entries: int) -> Tensor:

@@ -17,9 +17,15 @@ from lightning_jd.engines.tape.contributions._base import (
     together,
 )
 from lightning_jd.engines.tape.contributions._cross import cross_gramian
+from lightning_jd.engines.tape.contributions._lookup import Lookup
 from lightning_jd.engines.tape.contributions._pieces import Pieces, pieces
 from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.graph import Placement
+
+#: Multiplications that take as long as writing and reading one number of a row.
+_READING = 24
+#: Products of fewer rows at a time are slow.
+_ROWS_OF_A_BLOCK = 64
 
 
 class OuterProduct(Contribution):
@@ -30,7 +36,8 @@ class OuterProduct(Contribution):
                = \langle J_k, J_l \rangle
 
     The first form costs :math:`T^2(i + o)` per pair, the second :math:`i\,o` per pair and
-    :math:`T\,i\,o` per objective; the cheaper one is taken.
+    :math:`T\,i\,o` per objective; the cheaper one is taken. That depends on sizes alone, never on
+    a clock, so that a run that is resumed rounds as before.
 
     Args:
         activations: :math:`A`, shape (m, T, i).
@@ -76,18 +83,18 @@ class OuterProduct(Contribution):
         if self._has_bias:
             return together(part.settle(budget) for part in self.split())
         if budget.keeps and self._rows_are_worth_keeping(budget):
-            rows = Rows(self.rows(), self.placements[0], is_placed=True)
-            return rows.settle(budget)
+            return self._as_rows().settle(budget)
         return Settled(rows_gramian(self.A, self.D), [self])
 
     def _kernels_are_cheaper(self) -> bool:
         m, T, i = self.A.shape
         o = self.D.shape[2]
-        by_rows = m * T * i * o + m * m * i * o
-        if by_rows <= pieces(self.A).launches and self.placements[0].where is None:
+        if m * i * o * (T + m) <= pieces(self.A).launches and self.placements[0].where is None:
             return False  # short rows share one product with those of other layers
-        by_kernels = (m * T) ** 2 * (i + o) * (1 if m * T < 512 else 0.65)
-        return by_kernels <= by_rows
+        blocks = -(-m // _objectives_per_block(m, T, self.A.element_size(), pieces(self.A)))
+        by_kernels = (m * T) ** 2 * (i + o) * (1 + 1 / blocks) / 2
+        reading = _READING if i * o > Rows.SHORT else 0
+        return by_kernels <= m * i * o * (T + m + reading)
 
     def _rows_are_worth_keeping(self, budget: Budget) -> bool:
         _, T, i = self.A.shape
@@ -96,6 +103,15 @@ class OuterProduct(Contribution):
             return i < T
         is_small = len(self.A) * width <= 2 * (self.A.numel() + self.D.numel())
         return width <= Rows.SHORT or (width <= budget.room and is_small)
+
+    def _as_rows(self) -> Rows:
+        """The rows, in the order of the memory that products are fastest in."""
+        placement = self.placements[0]
+        left, right = (self.D, self.A) if self._parameter_is_oi else (self.A, self.D)
+        if placement.where is not None or left.shape[2] <= right.shape[2]:
+            return Rows(self.rows(), placement, is_placed=True)
+        turned = torch.bmm(right.transpose(1, 2), left)  # few long lines rather than many short
+        return Rows(turned.transpose(1, 2), placement, is_placed=True)
 
     @override
     def rows(self) -> Tensor:
@@ -128,20 +144,31 @@ class OuterProduct(Contribution):
         m, T, i = self.A.shape
         o = self.D.shape[2]
         w = weights.to(self.D.dtype)
-        w = w if T == 1 else w.repeat_interleave(T)
+        each = w if T == 1 else w.repeat_interleave(T)
         A, D = self.A.reshape(m * T, i), self.D.reshape(m * T, o)
-        if i < o and not self._has_bias:
-            A = A * w.unsqueeze(1)
+        bias = []
+        if i < o and (T > 1 or not self._has_bias):  # the smaller one is scaled
+            A = A * each.unsqueeze(1)
+            if self._has_bias:
+                bias = [torch.mv(self.D.sum(dim=1).T, w)]  # few terms: mv adds up one by one
         else:
-            D = D * w.unsqueeze(1)
+            D = D * each.unsqueeze(1)
+            if self._has_bias:
+                bias = [D.sum(dim=0)]
         gradient = D.T @ A if self._parameter_is_oi else A.T @ D
         placement = self.placements[0]
         if placement.where is not None:
             gradient = placement.placed(gradient.reshape(1, -1))
-        found = [gradient.reshape(-1)]
-        if self._has_bias:
-            found.append(D.sum(dim=0))
-        return found
+        return [gradient.reshape(-1), *bias]
+
+    @override
+    def products_with(self, other: Contribution) -> Tensor | None:
+        if not isinstance(other, Lookup) or self.inner is None or self.inner != other.inner:
+            return None
+        if self._has_bias or not self._kernels_are_cheaper():
+            return None
+        lines, entries = (self.D, self.A) if self._parameter_is_oi else (self.A, self.D)
+        return lookup_products(lines, entries, other)
 
     @override
     def split(self) -> list[Contribution]:
@@ -230,11 +257,34 @@ def _kernel_block(A: Tensor, B: Tensor, D: Tensor, E: Tensor, T: int, plus_one: 
 
 
 def _objectives_per_block(m: int, T: int, itemsize: int, size: Pieces) -> int:
-    few = T == 1 or m * T < 512
-    enough = m // 64 if m >= 128 else 1  # small products are slow
-    blocks = max(1, min(size.blocks, enough if few else m // 4))
+    """How many objectives meet all later ones at a time: the fewer, the less is computed twice."""
+    blocks = max(1, min(size.blocks, m * T // _ROWS_OF_A_BLOCK))
     fits = max(1, size.temporary // max(1, 2 * m * T * T * itemsize))
     return min(-(-m // blocks), fits)
+
+
+def lookup_products(lines: Tensor, entries: Tensor, lookup: Lookup) -> Tensor:
+    r"""Products of sums of outer products with look-ups in the same table.
+
+    With :math:`J_k = \sum_s L_{ks} E_{ks}^\top`, whose lines are those of the table, and cotangents
+    :math:`C_{lt}` that are added to line :math:`n_{lt}`,
+
+    .. math:: G_{kl} = \sum_{s,t} L_{ks, n_{lt}} \langle E_{ks}, C_{lt} \rangle .
+
+    Args:
+        lines: L, shape (m, T, lines of the table).
+        entries: E, shape (m, T, length of a line).
+        lookup: The look-ups.
+    """
+    (m, T, _), (_, S, d) = lines.shape, lookup.D.shape
+    L, E = lines.reshape(m * T, -1), entries.reshape(m * T, d)
+    step = max(1, pieces(L).temporary // max(1, 2 * m * T * S * L.element_size()))
+    found = []
+    for index, C in zip(lookup.index.split(step), lookup.D.split(step), strict=True):
+        K = E @ C.reshape(-1, d).T
+        K.mul_(L.index_select(1, index.reshape(-1)))
+        found.append(K.view(m, T, len(C), S).sum((1, 3)))
+    return torch.cat(found, dim=1)
 
 
 def rows_gramian(A: Tensor, D: Tensor) -> Tensor:
@@ -243,7 +293,7 @@ def rows_gramian(A: Tensor, D: Tensor) -> Tensor:
     o = D.shape[2]
     if i > o:
         A, D, i, o = D, A, o, i  # cut the longer axis
-    step = max(1, pieces(A).temporary // max(1, m * i * A.element_size()))
+    step = max(1, pieces(A).dropped // max(1, m * i * A.element_size()))
     G = A.new_zeros(m, m)
     for begin in range(0, o, step):
         rows = torch.bmm(D[:, :, begin : begin + step].transpose(1, 2), A).flatten(1)

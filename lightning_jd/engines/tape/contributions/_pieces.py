@@ -12,7 +12,9 @@ class Pieces(NamedTuple):
 
     Attributes:
         temporary: Of a temporary matrix; above, work is cut into pieces.
-        lean: The same where memory counts more than time.
+        dropped: Of rows that are formed, multiplied and dropped at a time. Less than a temporary:
+            memory that is given back and fetched again has to be cleared by the operating system.
+        lean: The same as temporary where memory counts more than time.
         patches: Of the patches of images that are laid out at a time.
         blocks: Into how many blocks of rows a symmetric product is cut at most, of which about
             half are computed. (Not bytes.)
@@ -23,6 +25,7 @@ class Pieces(NamedTuple):
     """
 
     temporary: int
+    dropped: int
     lean: int
     patches: int
     blocks: int
@@ -33,6 +36,7 @@ class Pieces(NamedTuple):
 #: A CPU is fastest where a piece stays in its caches.
 _CPU = Pieces(
     temporary=16 << 20,
+    dropped=4 << 20,
     lean=1 << 20,
     patches=1 << 20,
     blocks=8,
@@ -45,6 +49,7 @@ SMALLEST = _CPU  # where the device is not known
 #: allows without being noticed.
 _ACCELERATOR = Pieces(
     temporary=256 << 20,
+    dropped=256 << 20,
     lean=32 << 20,
     patches=256 << 20,
     blocks=2,

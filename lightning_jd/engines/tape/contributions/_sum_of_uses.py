@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 from torch import Tensor
 from typing_extensions import override
@@ -20,7 +21,8 @@ from lightning_jd.engines.tape.contributions._rows import Rows
 class SumOfUses(Contribution):
     """Several uses of one parameter, such as a table that is also the last layer.
 
-    Rows are added up in blocks, so that those of a large table are never held.
+    Where all uses can be multiplied with each other without their rows, no row is formed.
+    Otherwise rows are added up in blocks, so that those of a large table are never held.
 
     Args:
         parts: The uses.
@@ -71,10 +73,29 @@ class SumOfUses(Contribution):
 
     @override
     def gramian(self) -> Tensor:
-        total: Tensor | None = None
+        total = self._gramian_by_pairs()
+        if total is not None:
+            return total
         for block in self.blocks(SMALLEST.temporary // (4 * self.m)):
             total = products(block) if total is None else total.add_(products(block))
         assert total is not None
+        return total
+
+    def _gramian_by_pairs(self) -> Tensor | None:
+        mixed: Tensor | None = None
+        for one, other in combinations(self._parts, 2):
+            found = one.products_with(other)
+            if found is None:
+                turned = other.products_with(one)
+                found = None if turned is None else turned.T
+            if found is None:
+                return None
+            mixed = found if mixed is None else mixed + found
+        if mixed is None:
+            return None
+        total = mixed + mixed.T
+        for part in self._parts:
+            total += part.gramian()
         return total
 
     @override
@@ -82,7 +103,7 @@ class SumOfUses(Contribution):
         first, *others = self._parts
         (total,) = first.gradients(weights)
         for part in others:
-            total = total + part.gradients(weights)[0]
+            part.add_gradient(weights, total)
         return [total]
 
 

@@ -118,9 +118,9 @@ class Ledger:
                 self._kept = kept  # gradients take the memory of what they were made of
             if only is not None and contribution.placements[0].parameter not in only:
                 continue
-            gradients = contribution.gradients(weights)
-            for placement, gradient in zip(contribution.placements, gradients, strict=True):
-                yield placement.parameter, gradient
+            gradients = list(contribution.gradients(weights))
+            for placement in contribution.placements:
+                yield placement.parameter, gradients.pop(0)  # no name: it must not outlive its use
         if self._short_rows is not None:
             combined = torch.mv(self._short_rows.T, weights.to(self._short_rows.dtype))
             widths = [rows.width for rows in self._short]

@@ -115,7 +115,7 @@ class Passes:
         ways: dict[str, Callable[[], list[Tensor | None]]] = {
             "one by one": partial(self._one_by_one, targets)
         }
-        if self._trunk is not None and self._is_slim(self._trunk):
+        if self._trunk is not None and self._is_slim(self._trunk) and not self._convolves:
             ways["all at once"] = partial(self._all_at_once, targets, self._trunk)
         size = rounded([self.plan.activations])
         key = (self.plan.kind, size, *ways, *[target.parameters for target in targets])
@@ -131,6 +131,12 @@ class Passes:
         sizes = self.plan.sizes.items()
         largest = max((size for edge, size in sizes if trunk.task_of[edge.node] is None), default=0)
         return TOGETHER * largest <= (self._parameters + self.plan.activations) / 4
+
+    @property
+    def _convolves(self) -> bool:
+        """Whether there are convolutions on a CPU, where several at once are slower than a loop."""
+        is_cpu = self.objectives.device.type == "cpu"
+        return is_cpu and any(r.name == "ConvolutionBackward0" for r in self.plan.records)
 
     @property
     def _parameters(self) -> int:

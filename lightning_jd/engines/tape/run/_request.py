@@ -70,7 +70,7 @@ class Request:
             self.objectives.m,
             self.dtype,
             self.objectives.device,
-            room=sum(tensor.numel() for tensor in self.tensors) // 3,
+            room=sum(tensor.numel() for tensor in self.tensors),
             keeps=keeps,
             lean=self.memory == "low",
             notes=notes,

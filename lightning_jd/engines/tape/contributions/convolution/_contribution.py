@@ -37,6 +37,8 @@ _BY_ROWS: dict[str, _variants.Variant] = {
     "patches by channel": _variants.patches_by_channel,
     "patches by pixel": _variants.patches_by_pixel,
 }
+#: Numbers in a kernel from which on one more patch costs less than one more convolution.
+_NUMBERS_PER_PATCH = 4096
 
 
 class ConvolutionWeight(Contribution):
@@ -67,7 +69,7 @@ class ConvolutionWeight(Contribution):
         if budget.is_lean or not budget.keeps:
             return self._settle_lean(budget)
         width, m = prod(self.geometry.kernel), len(self.x)
-        is_small = width <= budget.room and m * width <= 3 * (self.x.numel() + self.D.numel())
+        is_small = width <= budget.room and m * width <= 5 * (self.x.numel() + self.D.numel())
         if width <= Rows.SHORT or (is_small and self._variant != "pixel kernel"):
             return self._as_rows(self._variant).settle(budget)
         return Settled(self.gramian(), [self])
@@ -91,7 +93,12 @@ class ConvolutionWeight(Contribution):
     @override
     def gradients(self, weights: Tensor) -> list[Tensor]:
         w = weights.to(self.D.dtype).view(-1, *[1] * (self.D.ndim - 1))
-        gradient = weight_gradient(self.x.flatten(0, 1), (self.D * w).flatten(0, 1), self.geometry)
+        if self._has_few_patches:
+            A, D = (factor.flatten(0, 1) for factor in self._as_matrix_product(self.D * w))
+            gradient = (D.T @ A).view(self.geometry.kernel)
+        else:
+            x, D = self.x.flatten(0, 1), (self.D * w).flatten(0, 1)
+            gradient = weight_gradient(x, D, self.geometry)
         return [self.placements[0].placed(gradient.unsqueeze(0))[0]]
 
     @override
@@ -119,7 +126,7 @@ class ConvolutionWeight(Contribution):
         return Factors(
             ("outer product", i, o, True, False),
             ((m, T, i), (m, T, o)),
-            self._as_matrix_product,
+            lambda: self._as_matrix_product(self.D),
             lambda own, other: cross_gramian((own[0], own[1]), (other[0], other[1]), bias=False),
         )
 
@@ -128,7 +135,18 @@ class ConvolutionWeight(Contribution):
         """How many pixels of the output, and so patches of the input, an objective has."""
         return self.D.shape[1] * prod(self.D.shape[3:])
 
-    def _as_matrix_product(self) -> tuple[Tensor, Tensor]:
+    @property
+    def _has_few_patches(self) -> bool:
+        """Whether one matrix product gives the ordinary gradient sooner than a convolution does.
+
+        A CPU rearranges a large kernel for a convolution, which few pixels do not pay for.
+        """
+        geometry = self.geometry
+        if not geometry.is_plain_2d or geometry.groups > 1 or self.D.device.type != "cpu":
+            return False
+        return _NUMBERS_PER_PATCH * len(self.D) * self._patches <= prod(geometry.kernel)
+
+    def _as_matrix_product(self, cotangents: Tensor) -> tuple[Tensor, Tensor]:
         """Patches of the input, and the cotangents of the pixels that they become.
 
         Worth its memory where there are few pixels and many channels.
@@ -143,7 +161,7 @@ class ConvolutionWeight(Contribution):
             stride=geometry.stride,
         )
         A = patches.view(m, T, *patches.shape[1:]).transpose(2, 3).flatten(1, 2)
-        return A, self.D.flatten(3).transpose(2, 3).flatten(1, 2)
+        return A, cotangents.flatten(3).transpose(2, 3).flatten(1, 2)
 
     @cached_property
     def _variant(self) -> str:
@@ -167,7 +185,9 @@ class ConvolutionWeight(Contribution):
         geometry = self.geometry
         names = ["as groups"]
         if geometry.is_plain_2d:
-            names.append("patches by pixel" if geometry.groups == 1 else "patches by channel")
+            patch_bytes = prod(geometry.kernel[2:]) * self.x.shape[2] * self.x.element_size()
+            if self._patches * patch_bytes <= pieces(self.x).temporary:  # of one objective
+                names.append("patches by pixel" if geometry.groups == 1 else "patches by channel")
             if geometry.kernel[1] == 1 and 1 < geometry.kernel[0] // geometry.groups <= 4:
                 names.append("depthwise")
             if geometry.kernel[1] == 1 and geometry.kernel[0] == geometry.groups:

@@ -1,0 +1,121 @@
+"""Contributions against the rows that they do not form."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from lightning_jd.engines.tape import OuterProduct
+from lightning_jd.engines.tape.contributions import Budget, Contribution, Lookup, merge, products
+from lightning_jd.engines.tape.contributions.convolution import (
+    ConvolutionWeight,
+    Geometry,
+    _contribution,
+)
+from lightning_jd.engines.tape.graph import Placement
+
+#: Objectives, positions, inputs, outputs: by kernels in one block and in many, by rows that are
+#: short, kept, turned, and multiplied in pieces.
+SIZES = [(4, 1, 5, 3), (3, 90, 200, 300), (150, 1, 7, 5), (6, 40, 3, 4), (5, 90, 160, 140)]
+SIZES += [(140, 3, 2, 9), (5, 150, 30, 700), (5, 150, 700, 30)]
+
+
+def check(part: Contribution, J: Tensor, weights: Tensor, **tolerance: float) -> None:
+    G = J @ J.T
+    assert_close(part.gramian(), G, **tolerance)
+    assert_close(part.gradients(weights)[0], weights @ J, **tolerance)
+    settled = part.settle(Budget(room=10**9))
+    found = sum((rows.gramian() for rows in settled.short), start=torch.zeros_like(G))
+    found = found if settled.gramian is None else found + settled.gramian
+    assert_close(found, G, **tolerance)
+    gradients = [kept.gradients(weights)[0] for kept in [*settled.kept, *settled.short]]
+    assert_close(sum(gradients), weights @ J, **tolerance)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("cotangents_first", [False, True])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_outer_products(
+    sizes: tuple[int, int, int, int], cotangents_first: bool, transposed: bool
+) -> None:
+    torch.manual_seed(0)
+    m, T, i, o = sizes
+    A, D = torch.randn(m, T, i).double(), torch.randn(m, T, o).double()
+    rows = torch.einsum("mti,mto->mio", A, D)
+    consumed = rows.transpose(1, 2) if cotangents_first else rows
+    J = (consumed.transpose(1, 2) if transposed else consumed).flatten(1)
+    placement = Placement(0, i * o, tuple(consumed.shape[1:]), transposed)
+    part = OuterProduct(A, D, placement, cotangents_first=cotangents_first)
+    check(part, J, torch.randn(m).double())
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_a_bias_beside_its_weight(sizes: tuple[int, int, int, int]) -> None:
+    torch.manual_seed(0)
+    m, T, i, o = sizes
+    A, D = torch.randn(m, T, i).double(), torch.randn(m, T, o).double()
+    places = Placement(0, i * o, (i, o)), Placement(1, o, (o,))
+    part = OuterProduct(A, D, *places, cotangents_first=False)
+    W, b = torch.einsum("mti,mto->mio", A, D).flatten(1), D.sum(dim=1)
+    weights = torch.randn(m).double()
+    assert_close(part.gramian(), W @ W.T + b @ b.T)
+    assert_close(part.gradients(weights), [weights @ W, weights @ b])
+
+
+@pytest.mark.parametrize("m", [3, 31, 127, 128, 200])
+@pytest.mark.parametrize("n", [1, 64, 5000])
+def test_products_of_rows(m: int, n: int) -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(m, n).double()
+    assert_close(products(rows), rows @ rows.T)
+
+
+def tied(
+    m: int, T: int, entries: int, d: int, *, head_first: bool
+) -> tuple[Contribution, Tensor, Tensor]:
+    """A table that is also the last layer, its rows, and weights."""
+    torch.manual_seed(0)
+    A, D = torch.randn(m, T, d).double(), torch.randn(m, T, entries).double()
+    C, index = torch.randn(m, T, d).double(), torch.randint(0, entries, (m, T))
+    head = Placement(0, entries * d, (d, entries), transposed=True)
+    parts = [
+        OuterProduct(A, D, head, cotangents_first=False),
+        Lookup(index, C, Placement(0, entries * d, (entries, d))),
+    ]
+    J = torch.einsum("mto,mti->moi", D, A)
+    for k in range(m):
+        J[k].index_add_(0, index[k], C[k])
+    whole = merge(parts if head_first else parts[::-1])
+    return whole, J.flatten(1), torch.randn(m).double()
+
+
+@pytest.mark.parametrize("head_first", [True, False])
+def test_a_tied_table_needs_no_rows(head_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(*_: object) -> None:
+        raise AssertionError("rows were formed")
+
+    part, J, weights = tied(4, 6, 1500, 20, head_first=head_first)
+    for kind in (OuterProduct, Lookup):
+        for method in ("rows", "blocks"):
+            monkeypatch.setattr(kind, method, rows)
+    check(part, J, weights)
+
+
+@pytest.mark.parametrize("head_first", [True, False])
+def test_a_small_tied_table_is_added_up_in_rows(head_first: bool) -> None:
+    check(*tied(2, 50, 30, 4, head_first=head_first))
+
+
+@pytest.mark.parametrize(("stride", "size"), [(1, 1), (2, 2)])
+def test_few_pixels_of_many_channels_are_one_product(
+    stride: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    m, T, kernel = 3, 2, (64, 48, 3, 3)
+    geometry = Geometry(kernel, (stride,) * 2, (1, 1), (1, 1), False, (0, 0), 1)
+    x, D = torch.randn(m, T, 48, size, size).double(), torch.randn(m, T, 64, 1, 1).double()
+    part = ConvolutionWeight(x, D, geometry, Placement(0, 64 * 48 * 9, kernel))
+    weights = torch.randn(m).double()
+    expected = weights @ part.rows()
+    monkeypatch.setattr(_contribution, "weight_gradient", None)
+    assert_close(part.gradients(weights)[0], expected)
