@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines._parameters import NamedParameters
-from lightning_jd.engines.tape.graph import Edge, is_hooked, walk
+from lightning_jd.engines.tape.graph import Edge, is_hooked
 from lightning_jd.engines.tape.owners import Crossed, Evidence, Owners
 from lightning_jd.engines.tape.plan import known_graph
 from lightning_jd.engines.tape.rules import rule_of, saved_names_of
@@ -47,9 +47,9 @@ def foresee(objectives: Objectives, named: NamedParameters, scale: float | Tenso
     request = Request(objectives, named, scale, "fast", "off", 1, retain_graph=True)
     if request.instances is None:
         return Foresight("there is one row only")
-    graph = walk(objectives.outputs, request.tensors)
+    graph, known = known_graph(objectives.outputs, request.tensors)
     try:
-        plan = known_graph(graph).plan(_Unasked(graph, request.instances, scale))
+        plan = known.plan(_Unasked(graph, request.instances, scale))
     except _Asked as question:
         return Foresight(f"{graph.nodes[question.node].name()} may mix instances")
     if plan.by_rows:
