@@ -18,10 +18,9 @@ class Routines(NamedTuple):
 
     dposv: Callable[..., Any]
     dpotrf: Callable[..., Any]
-    dpotri: Callable[..., Any]
-    spotrf: Callable[..., Any]
-    spotri: Callable[..., Any]
     dtrtri: Callable[..., Any]
+    spotrf: Callable[..., Any]
+    strtri: Callable[..., Any]
     nnls: Callable[..., Any]
 
 
@@ -34,10 +33,9 @@ def routines() -> Routines:
     return Routines(
         dposv=lapack.dposv,
         dpotrf=lapack.dpotrf,
-        dpotri=lapack.dpotri,
-        spotrf=lapack.spotrf,
-        spotri=lapack.spotri,
         dtrtri=lapack.dtrtri,
+        spotrf=lapack.spotrf,
+        strtri=lapack.strtri,
         nnls=nnls,
     )
 
@@ -50,12 +48,12 @@ def inverse(A: NDArray[Real]) -> NDArray[Real]:
     """
     known = routines()
     single = A.dtype == np.float32
-    factorise, invert = (known.spotrf, known.spotri) if single else (known.dpotrf, known.dpotri)
+    factorise, invert = (known.spotrf, known.strtri) if single else (known.dpotrf, known.dtrtri)
     # LAPACK reads columns, which for a symmetric matrix are the rows: no copy is transposed.
     factor, failed = factorise(A.T, lower=1)
     if failed:
         raise np.linalg.LinAlgError
-    triangle, _ = invert(factor, lower=1, overwrite_c=1)
-    full: NDArray[Real] = triangle + triangle.T
-    full.flat[:: len(A) + 1] /= 2
+    # ``dpotri``, which does the rest, wakes all threads of OpenBLAS even for 24 unknowns.
+    root, _ = invert(factor, lower=1, overwrite_c=1)
+    full: NDArray[Real] = root.T @ root
     return full
