@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from lightning_jd.linalg import _least_squares, _pivoting, _stages
 from lightning_jd.linalg._arrays import Array, Mask, is_positive_definite
+from lightning_jd.linalg._lapack import inverse
 from lightning_jd.linalg._products import solve_by_products
 from lightning_jd.linalg._single import exchange
 
@@ -23,20 +24,20 @@ Rows: TypeAlias = NDArray[np.intp] | slice
 ALL = slice(None)
 MASKED = 16  # up to this m, systems of full size with rows of the identity beat gathering
 ROUNDS = 6  # then the rows that are left are finished one by one
-FEW = 6  # so many are finished one by one in any round, unless systems are masked
+FEW = 4  # so many are finished one by one in any round, unless systems are masked
 
 # Above these m, products of matrices take less time than systems: in float32, which reaches
 # tolerances of SINGLE, and in float64.
 PRODUCTS, EXACT_PRODUCTS = 96, 200
 SINGLE = 5e-7
+NUMBERS = 500  # rows times unknowns in one batch of systems
 
 # The guess. Small problems take few iterations; above FIXED it pays to look when to stop.
-MASKED_RHO = 0.8
-FIXED, FIXED_RHO, RHO = 48, 0.6, 0.4
-FIRST, BURST, LAST = 9, 4, 33
+MASKED_RHO, RHO = 0.8, 0.6
+FIXED, FIRST, BURST, LAST = 48, 12, 4, 32
 SETTLED = 0.15  # share of rows that may still change: pivoting repairs them at less cost
-# Where so many rows still change after the first iterations, most eigenvalues are tiny.
-UNSETTLED, SLOW_RHO, SLOW_ITERATIONS = 0.4, 0.05, 36
+# Where so many entries still change after the first iterations, most eigenvalues are tiny.
+UNSETTLED, SLOW_RHO, SLOW_ITERATIONS = 0.009, 0.05, 36
 
 
 class Solved(NamedTuple):
@@ -107,15 +108,15 @@ def _guess_positive(C: Array, Q: Array) -> Mask:
     if m <= MASKED:
         step, constant = _iteration(C, Q, MASKED_RHO)
         return _iterate(constant.copy(), step, constant, 6 + m // 4) > 0
-    step, constant = _iteration(C, Q, RHO if m > FIXED else FIXED_RHO, np.float32)
+    step, constant = _iteration(C, Q, RHO, np.float32)
     x = constant.copy()
     positive: Mask = _iterate(x, step, constant, FIRST) > 0
     for iteration in range(FIRST, LAST, BURST):
         before, positive = positive, _iterate(x, step, constant, BURST) > 0
-        changed = np.count_nonzero((before != positive).any(axis=1)) / len(Q)
-        if iteration == FIRST and changed > UNSETTLED:
+        changed = before != positive
+        if iteration == FIRST and np.count_nonzero(changed) > UNSETTLED * changed.size:
             return _slow_guess(C, Q)
-        if m <= FIXED or changed <= SETTLED:
+        if m <= FIXED or np.count_nonzero(changed.any(axis=1)) <= SETTLED * len(Q):
             break
     return positive
 
@@ -130,14 +131,17 @@ def _iteration(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """The matrix and the constant of ``x <- |x| step + constant``."""
     diagonal = slice(None, None, len(C) + 1)
-    N = C.copy()
+    N = C.astype(dtype)
     N.flat[diagonal] += rho
-    N = cast(Array, np.linalg.inv(N))
-    constant = Q @ N
-    np.negative(constant, out=constant)
+    N = inverse(N)
+    if Q is C:  # UPGrad: CN = I - ρN
+        constant = N * rho
+        constant.flat[diagonal] -= 1
+    else:
+        constant = Q.astype(dtype, copy=False) @ -N
     N *= 2 * rho
     N.flat[diagonal] -= 1
-    return N.astype(dtype, copy=False), constant.astype(dtype, copy=False)
+    return N, constant
 
 
 def _iterate(
@@ -160,10 +164,9 @@ def _pivot(C: Array, Q: Array, positive: Mask) -> tuple[Array, Array]:
     if len(C) <= MASKED:
         return _rounds(_Masked(C, Q), C, Q, positive)
     majority = np.count_nonzero(positive, axis=0) > 0.5 * len(Q)
-    order = np.concatenate([majority.nonzero()[0], (~majority).nonzero()[0]])
-    shared = int(np.count_nonzero(majority))
-    C, Q = C.take(order, axis=0).take(order, axis=1), Q.take(order, axis=1)
-    Z, W = _rounds(_Gathered(C, Q, shared), C, Q, positive.take(order, axis=1))
+    order = np.argsort(~majority, kind="stable")
+    systems = _Gathered(C, Q, order, int(np.count_nonzero(majority)))
+    Z, W = _rounds(systems, systems.C, Q.take(order, axis=1), positive.take(order, axis=1))
     back = np.argsort(order)
     return Z.take(back, axis=1), W.take(back, axis=1)
 
@@ -172,11 +175,15 @@ def _rounds(
     systems: "_Masked | _Gathered", C: Array, Q: Array, positive: Mask
 ) -> tuple[Array, Array]:
     Z = z = systems.solve(ALL, positive)
-    W = w = z @ C + Q
+    W = w = z @ C
+    w += Q
     rows: NDArray[np.intp] | None = None
     for round_ in range(ROUNDS + 1):
-        scale = 1 + z.max(axis=1, keepdims=True)
-        wrong = np.where(positive, z, w) < -_pivoting.WRONG_SIGN * scale
+        limit = z.max(axis=1, keepdims=True)
+        limit += 1
+        limit *= -_pivoting.WRONG_SIGN
+        # Comparisons of masks: to select numbers at random takes ten times as long.
+        wrong = (z < limit) & positive | (w < limit) & ~positive
         left = wrong.any(axis=1)
         if not left.any():
             break
@@ -189,7 +196,8 @@ def _rounds(
                     Z[row], W[row] = found
             break
         z = systems.solve(rows, positive)
-        w = z @ C + Q[rows]
+        w = z @ C
+        w += Q[rows]
         Z[rows], W[rows] = z, w
     return Z, W
 
@@ -210,48 +218,61 @@ class _Masked:
 class _Gathered:
     """The NumPy twin of :class:`lightning_jd.linalg._pivoting.PrincipalSystems`.
 
-    The set S that all rows share consists of the first ``shared`` objectives.
+    Objectives are in the given order: the set S that all rows share consists of the first
+    ``shared`` ones.
     """
 
-    def __init__(self, C: Array, Q: Array, shared: int) -> None:
+    def __init__(self, C: Array, Q: Array, order: NDArray[np.intp], shared: int) -> None:
         m, k = len(C), shared
-        self.S = np.arange(m) < k
+        self.shared, self.C = k, C.take(order, axis=0).take(order, axis=1)
         # One more row and column of zeros: the index m fills up systems that are short.
         self.matrix, self.sides = np.zeros((m + 1, m + 1)), np.zeros((len(Q), m + 1))
-        M, R = self.matrix[:m, :m], self.sides[:, :m]
-        M[:], R[:] = C, Q
-        if k > 0:
-            B = C[:k, k:]
-            T = np.linalg.inv(C[:k, :k])
-            TB = T @ B
-            M[:k, :k], M[:k, k:], M[k:, :k] = T, -TB, TB.T
-            M[k:, k:] -= B.T @ TB
-            R[:, :k] = Q[:, :k] @ -T
-            R[:, k:] -= Q[:, :k] @ TB
-        self.transposed = M.T
+        M = self.matrix[:m, :m]
+        M[:] = self.C
+        if k == 0:
+            self.sides[:, :m] = Q.take(order, axis=1)
+            return
+        B = self.C[:k, k:]
+        T = inverse(self.C[:k, :k])
+        TB = T @ B
+        M[:k, :k], M[:k, k:], M[k:, :k] = T, -TB, TB.T
+        M[k:, k:] -= B.T @ TB
+        if Q is C:  # UPGrad: the rows of C are solved by those of the identity
+            self.sides[order[:k], np.arange(k)] = -1
+            self.sides[order[k:], :m] = M[k:] * np.where(np.arange(m) < k, -1.0, 1.0)
+        else:
+            R = Q.take(order, axis=1)
+            self.sides[:, :k] = R[:, :k] @ -T
+            self.sides[:, k:m] = R[:, k:] - R[:, :k] @ TB
 
     def solve(self, rows: Rows, positive: Mask) -> Array:
-        m = len(self.S)
-        differs = positive ^ self.S
+        m, k = len(self.C), self.shared
+        differs = positive.copy()
+        differs[:, :k] ^= True
         sizes = np.count_nonzero(differs, axis=1)
         sides = self.sides[rows]
         exchanged = np.zeros_like(sides)
         # Sorted by size and cut into a few batches, so that little is padding.
         ranking = np.argsort(sizes)
-        stride = max(1, 1000 // max(1, int(sizes[ranking[-1]])))
+        sizes = sizes[ranking]
+        stop, entries = np.cumsum(sizes).tolist(), differs[ranking].nonzero()[1]
+        stride = max(1, NUMBERS // max(1, int(sizes[-1])))
         for start in range(0, len(sizes), stride):
-            batch = ranking[start : start + stride]
-            size = int(sizes[batch[-1]])
+            end = min(start + stride, len(sizes))
+            size = int(sizes[end - 1])
             if size == 0:
                 continue
-            full = np.arange(size) < sizes[batch, None]
+            full = np.arange(size) < sizes[start:end, None]
             D = np.full(full.shape, m)
-            D[full] = differs[batch].nonzero()[1]
+            D[full] = entries[stop[start] - sizes[start] : stop[end - 1]]
             A = self.matrix.take((D * (m + 1))[:, :, None] + D[:, None, :])
             A.reshape(len(A), -1)[:, :: size + 1] += ~full
-            b = sides[batch[:, None], D]
-            exchanged[batch[:, None], D] = -np.linalg.solve(A, b[:, :, None])[:, :, 0]
-        exchanged = exchanged[:, :m]
-        kept = exchanged @ self.transposed
-        kept += sides[:, :m]
-        return cast(Array, np.where(self.S, kept, exchanged) * positive)
+            places = ranking[start:end, None] * (m + 1) + D
+            solution = np.linalg.solve(A, sides.take(places)[:, :, None])
+            exchanged.put(places, solution)
+        Z = np.negative(exchanged[:, :m])
+        if k > 0:
+            Z[:, :k] = Z @ self.matrix[:k, :m].T
+            Z[:, :k] += sides[:, :k]
+        Z *= positive
+        return Z

@@ -5,7 +5,12 @@ Imported at the first call: SciPy takes long.
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Real = TypeVar("Real", np.float32, np.float64)
 
 
 class Routines(NamedTuple):
@@ -14,13 +19,41 @@ class Routines(NamedTuple):
     dposv: Callable[..., Any]
     dpotrf: Callable[..., Any]
     dtrtri: Callable[..., Any]
+    spotrf: Callable[..., Any]
+    strtri: Callable[..., Any]
     nnls: Callable[..., Any]
 
 
 @cache
 def routines() -> Routines:
     """All of them."""
-    from scipy.linalg.lapack import dposv, dpotrf, dtrtri  # type: ignore[import-untyped]  # no stubs
+    from scipy.linalg import lapack  # type: ignore[import-untyped]  # no stubs
     from scipy.optimize import nnls  # type: ignore[import-untyped]  # no stubs
 
-    return Routines(dposv, dpotrf, dtrtri, nnls)
+    return Routines(
+        dposv=lapack.dposv,
+        dpotrf=lapack.dpotrf,
+        dtrtri=lapack.dtrtri,
+        spotrf=lapack.spotrf,
+        strtri=lapack.strtri,
+        nnls=nnls,
+    )
+
+
+def inverse(A: NDArray[Real]) -> NDArray[Real]:
+    """The inverse of a symmetric positive definite matrix, at half the price of NumPy's.
+
+    Raises:
+        LinAlgError: If it is not positive definite.
+    """
+    known = routines()
+    single = A.dtype == np.float32
+    factorise, invert = (known.spotrf, known.strtri) if single else (known.dpotrf, known.dtrtri)
+    # LAPACK reads columns, which for a symmetric matrix are the rows: no copy is transposed.
+    factor, failed = factorise(A.T, lower=1)
+    if failed:
+        raise np.linalg.LinAlgError
+    # ``dpotri``, which does the rest, wakes all threads of OpenBLAS even for 24 unknowns.
+    root, _ = invert(factor, lower=1, overwrite_c=1)
+    full: NDArray[Real] = root.T @ root
+    return full

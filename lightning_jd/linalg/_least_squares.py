@@ -19,13 +19,13 @@ def solve_rows(C: Array, Q: Array) -> tuple[Array, Array]:
         LinAlgError: If it is not.
         RuntimeError: If a row takes too many iterations.
     """
-    _, dpotrf, dtrtri, nnls = routines()
-    L, failed = dpotrf(C, lower=1)
+    known = routines()
+    L, failed = known.dpotrf(C, lower=1)
     if failed:
         raise np.linalg.LinAlgError
     # ``dtrtrs`` wakes all threads of OpenBLAS even for two unknowns: 25 ms on busy cores
-    inverse, _ = dtrtri(L, lower=1)
+    inverse, _ = known.dtrtri(L, lower=1)
     sides = -(inverse @ Q.T)
     transposed = L.T
-    Z = np.array([nnls(transposed, side)[0] for side in sides.T])
+    Z = np.array([known.nnls(transposed, side)[0] for side in sides.T])
     return Z, Z @ C + Q

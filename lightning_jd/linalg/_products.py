@@ -15,10 +15,11 @@ from lightning_jd.linalg._guess import Guess
 # Rounds of the guess before the first look, between two looks, and in all.
 FIRST, BETWEEN, LAST = 8, 4, 16
 SETTLED = 2.0  # entries of a row that may still change: conjugate gradients repair them
-HOPELESS = 0.08  # share of a row that still changes where most eigenvalues are tiny
+HOPELESS = 0.05  # share of a row that still changes where most eigenvalues are tiny
 # A row whose set differs from that of most rows in d entries is a system of d unknowns. It takes
 # about d³ operations at a slow pace; products take m² at a fast pace, and some for each entry.
 PER_PRODUCT, PER_ENTRY = 0.8, 200.0
+MORE = 8  # rounds of the guess before systems: a wrong entry costs its row a second one
 BURSTS = 10
 STEPS = 6  # in a burst
 # The residual of half of the rows after so many bursts where products converge too slowly.
@@ -45,13 +46,13 @@ class Found(NamedTuple):
 
 def solve_by_products(C: Tensor, Q: Tensor, tolerance: float) -> Found | None:
     """Solve the rows of ``Q`` (k, m) in the precision of ``C``; None where this takes too long."""
-    v = _guess(C, Q)
-    if v is None:
+    guess = _guess(C, Q)
+    if guess is None:
         return None
     Z, rows, worst = torch.zeros_like(Q), torch.arange(len(Q)), 0.0
-    if _are_similar(v):
-        return Found(Z, worst, rows, v > 0)
-    search = ConjugateGradients(C, Q, v)
+    if _are_similar(guess.v):
+        return Found(Z, worst, rows, guess.iterate(MORE) > 0)
+    search = ConjugateGradients(C, Q, guess.v)
     for burst in range(BURSTS + 1):
         residual = search.residual()
         unsolved = ~(residual <= SAFETY * tolerance)  # NaN is not solved
@@ -78,7 +79,7 @@ def _are_similar(v: Tensor) -> bool:
     return float(differences.pow(3).mean()) <= PER_PRODUCT * m**2 + PER_ENTRY * m
 
 
-def _guess(C: Tensor, Q: Tensor) -> Tensor | None:
+def _guess(C: Tensor, Q: Tensor) -> Guess | None:
     guess = Guess(C, Q)
     signs = guess.iterate(FIRST).sign()
     for rounds in range(FIRST, LAST, BETWEEN):
@@ -88,4 +89,4 @@ def _guess(C: Tensor, Q: Tensor) -> Tensor | None:
             return None
         if changed <= SETTLED:
             break
-    return guess.v
+    return guess

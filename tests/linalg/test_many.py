@@ -18,7 +18,7 @@ from lightning_jd.linalg import (
 )
 from lightning_jd.linalg._conjugate import ConjugateGradients
 from lightning_jd.linalg._deflation import RANK, Deflation
-from lightning_jd.linalg._guess import Guess
+from lightning_jd.linalg._guess import PENALTY, Guess
 from lightning_jd.linalg._scaling import unit_diagonal
 from tests.helpers.gramians import FAMILIES
 
@@ -89,7 +89,8 @@ def test_the_exact_answer_is_one_argument_away() -> None:
     exact = upgrad_solution(G, tolerance=0)
     assert exact.residual <= FLOAT64
     assert upgrad_solution(G).residual > FLOAT64
-    assert_close(upgrad_weights(G), exact.weights, rtol=1e-5, atol=0)
+    # A residual of 7e-7 moves these weights by up to 1.4e-5, over a few seeds.
+    assert_close(upgrad_weights(G), exact.weights, rtol=2e-5, atol=0)
     assert_close(exact.weights, upgrad_weights(G.double()).float(), rtol=1e-6, atol=0)
 
 
@@ -130,7 +131,7 @@ def test_the_solution_stays_where_it_is() -> None:
     C = unit("classes", 70)
     Z = _stages.solve(C, C, 0.0)
     guess = Guess(C, C)
-    guess.v = torch.where(Z > 0, Z, -(Z @ C + C) / 0.8).float()
+    guess.v = torch.where(Z > 0, Z, -(Z @ C + C) / PENALTY).float()
     before = guess.v.clone()
     assert_close(guess.iterate(1), before, rtol=1e-4, atol=1e-5)
 
