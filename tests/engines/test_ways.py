@@ -64,3 +64,14 @@ def test_tasks_go_down_together_only_where_their_gradients_are_few(
     named, losses = network(3, hidden, tasks=2)
     check_tape(losses, named, "fast", 1e-10)
     assert offered == expected
+
+
+def test_convolutions_on_a_cpu_are_not_tried_together(offered: list[str]) -> None:
+    torch.manual_seed(0)
+    trunk = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 9)).double()
+    heads = nn.ModuleList(nn.Linear(9, 2) for _ in range(3)).double()
+    features = trunk(torch.randn(4, 1, 4, 4, dtype=torch.float64))
+    losses = [head(features).square().mean() for head in heads]
+    named = [*trunk.named_parameters("trunk"), *heads.named_parameters("heads")]
+    check_tape(losses, named, "fast", 1e-10)
+    assert set(offered) == {"one by one"}

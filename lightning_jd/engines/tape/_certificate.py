@@ -42,7 +42,7 @@ _OF_PRODUCTS = 30.0
 _PRECISE = 1e-6
 _QUICK = 16.0
 #: Numbers whose length is measured at a time.
-_PIECE = 1 << 17
+_PIECE = 1 << 15
 
 #: The user's random numbers (dropout, shuffling) must not depend on whether a step is certified.
 _RANDOM = torch.Generator().manual_seed(0)

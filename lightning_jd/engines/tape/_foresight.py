@@ -8,11 +8,12 @@ from typing import NamedTuple
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_jd.engines._hooks import hook_register
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines._parameters import NamedParameters
 from lightning_jd.engines.tape.graph import Edge, is_hooked
 from lightning_jd.engines.tape.owners import Crossed, Evidence, Owners
-from lightning_jd.engines.tape.plan import known_graph
+from lightning_jd.engines.tape.plan import known_graph, standing_of
 from lightning_jd.engines.tape.rules import rule_of, saved_names_of
 from lightning_jd.engines.tape.run import Request, experience_of
 
@@ -48,8 +49,10 @@ def foresee(objectives: Objectives, named: NamedParameters, scale: float | Tenso
     if request.instances is None:
         return Foresight("there is one row only")
     graph, known = known_graph(objectives.outputs, request.tensors)
+    evidence = _Unasked(graph, request.instances, scale)
+    hooks = hook_register.of(max([graph.nodes[k]._sequence_nr() for k, _ in graph.roots]))
     try:
-        plan = known.plan(_Unasked(graph, request.instances, scale))
+        plan = known.plan(evidence, standing_of(known, evidence.m, hooks.total).demoted)
     except _Asked as question:
         return Foresight(f"{graph.nodes[question.node].name()} may mix instances")
     if plan.by_rows:
