@@ -50,13 +50,13 @@ from lightning_jd.surfaces._unreached import check_all_reached
 
 
 class Seen(NamedTuple):
-    """The losses of the last batch on this process, without their graph.
+    """The losses of the last batch on this process, detached.
 
     Attributes:
-        kind: What they are.
+        kind: ``"tasks"``, ``"instances"``, ``"instances_tasks"`` or ``"ranks"``.
         names: Their names.
-        values: Their values, shape (m,); empty if they are not known.
-        shown: What stands for all of them.
+        values: Their values, shape (m,); empty if they are unknown.
+        shown: The scalar that loggers show.
     """
 
     kind: str
@@ -66,7 +66,7 @@ class Seen(NamedTuple):
 
     @classmethod
     def of(cls, objectives: Objectives) -> Seen:
-        """Look at the losses."""
+        """Detach the losses."""
         values, names = objectives.values(), objectives.names
         if not objectives.has_values:
             values, names = values[:0], ()
@@ -89,12 +89,12 @@ class Pass(NamedTuple):
 
 
 class Session:
-    """What one fit knows: the losses between two calls, rows of micro-batches, counters.
+    """The state of one fit: pending losses, rows of micro-batches, counters.
 
     Args:
-        settings: The method and its options.
-        announce: Called once, after the first update, with a line that says what is going on.
-        skipped: Keeps count of what is left out.
+        settings: The aggregator and the options.
+        announce: Called once, after the first update, with a description of the run.
+        skipped: Counts dropped objectives.
 
     Attributes:
         report: The report of the last update; ``None`` before the first.
@@ -126,7 +126,7 @@ class Session:
     def training_step(
         self, strategy: Any, original: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Take the place of ``strategy.training_step``, which is ``original``."""
+        """Replace ``strategy.training_step``, which is ``original``."""
         self._pending = None
         self.updates = []
         eager = self._eager.around(strategy.lightning_module)
@@ -156,7 +156,7 @@ class Session:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Take the place of ``strategy.backward``, which is ``original``."""
+        """Replace ``strategy.backward``, which is ``original``."""
         module = strategy.lightning_module
         if module.automatic_optimization:
             objectives, self._pending = self._pending, None
@@ -202,7 +202,7 @@ class Session:
         return original(scalar, *args, **kwargs)
 
     def check_first_batch(self) -> None:
-        """Refuse to go on if the first batch had nothing to aggregate.
+        """Raise an error if the first batch had nothing to aggregate.
 
         Raises:
             SetupError: With what was found and what to return instead.
@@ -217,7 +217,7 @@ class Session:
             )
 
     def check_epoch(self) -> None:
-        """Refuse to go on if all batches of an epoch were skipped by returning None.
+        """Raise an error if ``training_step`` returned None in all batches of an epoch.
 
         Raises:
             SetupError: With the number of batches.
@@ -251,7 +251,7 @@ class Session:
         return [update._replace(name=name) for update, name in found]
 
     def forget(self) -> None:
-        """Let go of losses and rows, and with them of graphs; the counters and the report stay."""
+        """Release losses, rows and their graphs; counters and report stay."""
         self._pending = self._rows = None
 
     def _scalar(
@@ -320,7 +320,7 @@ class Session:
     def _introduce(
         self, announce: Callable[[str], object], report: Report, kind: str, named: NamedParameters
     ) -> None:
-        """Say what is going on: rows, parameters, how they are computed, and what is slow."""
+        """Describe the run: rows, parameters, paths, and slow parameters."""
         numbers = sum(tensor.numel() for _, tensor in named)
         ways = Counter(_way(path, kind) for path in report.paths.values()).most_common()
         line = (

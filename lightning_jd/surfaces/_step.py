@@ -1,4 +1,4 @@
-"""From the losses of a batch to an update, as the settings of a surface want it."""
+"""From the losses of a batch to an update, according to the settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot work is refused before the first batch, with the reason and what to do instead."""
+"""Refuses unsupported strategies and options before the first batch, with reason and remedy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STATIC_ACCUMULATES = (
 
 
 def check_supported(trainer: Any, module: Any, settings: Settings) -> None:
-    """Refuse strategies and options that cannot work together.
+    """Raise an error for unsupported strategies and combinations of options.
 
     Raises:
         SetupError: With the reason and the remedy.
@@ -66,7 +66,7 @@ def check_supported(trainer: Any, module: Any, settings: Settings) -> None:
 
 
 def check_sharded(settings: Settings) -> None:
-    """Refuse options that cannot work with parameters in pieces (FSDP2).
+    """Raise an error for options that sharded parameters (FSDP2) do not support.
 
     Raises:
         SetupError: With the reason and the remedy.
