@@ -83,10 +83,7 @@ def interleaved(
             f"`candidates` and `repeats` must not be empty or zero, got {len(candidates)} "
             f"candidates and {repeats} repeats."
         )
-    if clock not in CLOCKS:
-        raise ArgumentError(f"`clock` must be 'wall' or 'cpu', got {clock!r}.")
-    if clock == "cpu" and here().type != "cpu":
-        raise ArgumentError(f"`clock` must be 'wall' on a device, got 'cpu' on {here()}.")
+    check_clock(clock)
     now = CLOCKS[clock]
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     begin = time.perf_counter()
@@ -105,6 +102,14 @@ def interleaved(
         if r >= 0 and progress is not None:
             progress()
     return {name: Timing(tuple(durations)) for name, durations in samples.items()}
+
+
+def check_clock(clock: Clock) -> None:
+    """Raise unless there is such a clock, and it sees the device that work is measured on."""
+    if clock not in CLOCKS:
+        raise ArgumentError(f"`clock` must be 'wall' or 'cpu', got {clock!r}.")
+    if clock == "cpu" and here().type != "cpu":
+        raise ArgumentError(f"`clock` must be 'wall' on a device, got 'cpu' on {here()}.")
 
 
 def ratio(a: Timing, b: Timing) -> float:

@@ -28,13 +28,28 @@ def measured_on(device: str) -> Iterator[None]:
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ArgumentError(
-            f"`device` must be one that torch can use here, got {device!r} ({error})."
+            f"`device` must be one that torch can use here ({', '.join(available())}), got "
+            f"{device!r}: {str(error).partition(chr(10))[0]}"
         ) from error
     _current.append(found)
     try:
         yield
     finally:
         _current.pop()
+
+
+def available() -> list[str]:
+    """The devices that torch can use here.
+
+    Example:
+        >>> available()[0]
+        'cpu'
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return ["cpu"]
+    count = torch.accelerator.device_count()
+    return ["cpu", *(f"{accelerator.type}:{index}" for index in range(count))]
 
 
 def here() -> torch.device:

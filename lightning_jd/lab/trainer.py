@@ -7,11 +7,19 @@ from contextlib import contextmanager
 
 from lightning.pytorch import Callback, Trainer
 
+from lightning_jd.lab.device import here
+
+_ACCELERATORS = {
+    "cuda": "gpu"
+}  # what Lightning calls a kind of device, where it has a name of its own
+
 
 def bare_trainer(epochs: int, callbacks: Sequence[Callback]) -> Trainer:
-    """A Trainer on the CPU that writes nothing and prints nothing."""
+    """A Trainer on the device of the measurement that writes nothing and prints nothing."""
+    device = here()
     return Trainer(
-        accelerator="cpu",
+        accelerator=_ACCELERATORS.get(device.type, device.type),
+        devices=1 if device.index is None else [device.index],
         max_epochs=epochs,
         callbacks=list(callbacks),
         logger=False,

@@ -9,6 +9,7 @@ import torch
 
 from lightning_jd.lab.bench._turns import in_turns
 from lightning_jd.lab.clock import Clock, ratio
+from lightning_jd.lab.device import here
 from lightning_jd.lab.work.module import WorkModule
 from lightning_jd.lab.work.networks import Work, transformer
 
@@ -35,4 +36,4 @@ def compiled_ratio(repeats: int, clock: Clock) -> tuple[float, float, int]:
 
 
 def _work() -> Work:
-    return transformer(_INSTANCES, width=64, layers=2, length=16)
+    return transformer(_INSTANCES, width=64, layers=2, length=16).to(here())

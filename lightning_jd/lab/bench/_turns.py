@@ -8,7 +8,8 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lightning_jd.core import backward
-from lightning_jd.lab.clock import CLOCKS, Clock, Timing
+from lightning_jd.lab.clock import CLOCKS, Clock, Timing, check_clock
+from lightning_jd.lab.device import wait_for_device
 from lightning_jd.lab.trainer import bare_trainer, quiet
 from lightning_jd.lab.work.networks import Work, mean_of
 from lightning_jd.surfaces.lightning_pytorch import JacobianDescent
@@ -31,6 +32,7 @@ def in_turns(
     Returns:
         The timings of the loop and of the fit.
     """
+    check_clock(clock)
     turns = _Turns(_loop_step(by_hand, aggregator), repeats, CLOCKS[clock])
     callbacks = [] if aggregator is None else [JacobianDescent(aggregator)]
     with quiet():
@@ -51,13 +53,17 @@ class _Turns:
 
     def __iter__(self) -> Iterator[int]:
         for i in range(self._repeats):
-            start = self._now()
+            start = self._read()
             self._step()
-            between = self._now()
+            between = self._read()
             yield i
-            self.inside.append(self._now() - between)
+            self.inside.append(self._read() - between)
             self.loop.append(between - start)
         # The Trainer does not come back after the last batch: it has its own count.
+
+    def _read(self) -> float:
+        wait_for_device()
+        return self._now()
 
 
 def _loop_step(work: Work, aggregator: str | None) -> Callable[[], None]:

@@ -10,9 +10,14 @@ from typing import Any
 
 from lightning_jd._folders import writable_folder
 from lightning_jd.lab.bench.engines import engines
+from lightning_jd.lab.bench.fit import fit
+from lightning_jd.lab.bench.gallery import gallery
 from lightning_jd.lab.bench.launches import launches
 from lightning_jd.lab.bench.methods import methods
 from lightning_jd.lab.bench.metrics import metrics
+from lightning_jd.lab.bench.optimizers import optimizers
+from lightning_jd.lab.bench.scale import scale
+from lightning_jd.lab.bench.weights import weights
 from lightning_jd.lab.console import console
 from lightning_jd.lab.device import measured_on
 
@@ -21,6 +26,11 @@ BENCHES: dict[str, Callable[..., None]] = {
     "launches": launches,
     "methods": methods,
     "metrics": metrics,
+    "weights": weights,
+    "fit": fit,
+    "optimizers": optimizers,
+    "gallery": gallery,
+    "scale": scale,
 }
 
 

@@ -13,6 +13,7 @@ from lightning_jd.errors import ArgumentError
 from lightning_jd.lab.bench._turns import in_turns
 from lightning_jd.lab.clock import Clock, Timing, ratio
 from lightning_jd.lab.console import progress_bar
+from lightning_jd.lab.device import here, measured_on
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.threads import threads_of_torch
 from lightning_jd.lab.work.module import WorkModule
@@ -40,6 +41,7 @@ def fit(
     threads: int = 2,
     clock: Clock = "wall",
     repeats: int = 60,
+    device: str = "cpu",
     output: Path = Path("results"),
 ) -> None:
     """Time a step with UPGrad inside of ``Trainer.fit`` against the same step in a plain loop.
@@ -54,13 +56,14 @@ def fit(
         clock: "wall", or "cpu" for the processor time of all threads, which other programs disturb
             less.
         repeats: Timed steps of each kind.
+        device: Where models and data are: "cpu", "cuda", ...
         output: The folder for fit.json and fit.md.
     """
     if repeats < 1:
         raise ArgumentError(f"`repeats` must be at least 1, got {repeats}.")
     writable_folder(output)
     rows = []
-    with threads_of_torch(threads):
+    with threads_of_torch(threads), measured_on(device):
         with progress_bar(total=len(_WORK)) as start:
             for name, build in _WORK.items():
                 start(name)
@@ -95,7 +98,11 @@ def _in_turns(
     build: Callable[[], Work], aggregator: str | None, repeats: int, clock: Clock
 ) -> tuple[Timing, Timing]:
     torch.manual_seed(0)
-    by_hand = build()
+    by_hand = build().to(here())
     return in_turns(
-        by_hand, WorkModule(build(), plain=aggregator is None), aggregator, repeats, clock
+        by_hand,
+        WorkModule(build().to(here()), plain=aggregator is None),
+        aggregator,
+        repeats,
+        clock,
     )

@@ -8,8 +8,9 @@ from pathlib import Path
 from lightning_jd.engines import Objectives, Tape, named_parameters_of
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.lab.bench._compiled import compiled_ratio
-from lightning_jd.lab.clock import Clock, interleaved, ratio
+from lightning_jd.lab.clock import Clock, check_clock, interleaved, ratio
 from lightning_jd.lab.console import progress_bar
+from lightning_jd.lab.device import here, measured_on
 from lightning_jd.lab.environment import environment
 from lightning_jd.lab.gallery import GALLERY, GalleryCase
 from lightning_jd.lab.gallery.steps import (
@@ -46,6 +47,7 @@ def gallery(
     threads: int = 1,
     clock: Clock = "wall",
     repeats: int = 11,
+    device: str = "cpu",
     output: Path = Path("results"),
 ) -> None:
     """Check and time Jacobian descent on third-party models with random weights.
@@ -61,6 +63,7 @@ def gallery(
         clock: "wall", or "cpu" for the processor time of all threads, which other programs disturb
             less.
         repeats: Timed rounds for each model.
+        device: Where models and data are: "cpu", "cuda", ...
         output: The folder for gallery.json and gallery.md; lines that are not measured now are kept
             if they are there already.
     """
@@ -69,7 +72,8 @@ def gallery(
         raise ArgumentError(f"`repeats` must be at least 1, got {repeats}.")
     rows = _earlier(output) if only else {}
     missing = [name for name in chosen if name in GALLERY and GALLERY[name].missing()]
-    with threads_of_torch(threads):
+    with threads_of_torch(threads), measured_on(device):
+        check_clock(clock)
         with progress_bar(total=len(chosen)) as start:
             for name in chosen:
                 start(name)
@@ -102,12 +106,13 @@ def _errors(case: GalleryCase) -> dict[str, Value]:
     kinds: dict[str, Kind] = {"error": "instances", "tasks_error": "tasks"}
     for key, kind in kinds.items():
         specimen = case.specimen(min(case.instances, _CHECKED))
-        found[key] = error_of(specimen if case.single else specimen.double(), kind)
+        specimen = specimen if case.single else specimen.double()
+        found[key] = error_of(specimen.to(here()), kind)
     return found
 
 
 def _slow(case: GalleryCase) -> dict[str, Value]:
-    specimen = case.specimen()
+    specimen = case.specimen().to(here())
     named = named_parameters_of(specimen.model)
     tape = Tape(Objectives.of(specimen.instances()), named)
     tape.gramian()
@@ -123,9 +128,9 @@ def _slow(case: GalleryCase) -> dict[str, Value]:
 
 def _timed(case: GalleryCase, repeats: int, clock: Clock) -> dict[str, Value]:
     steps = {
-        "plain": plain_step(case.specimen()),
-        "instances": descent_step(case.specimen(), "instances"),
-        "tasks": descent_step(case.specimen(), "tasks"),
+        "plain": plain_step(case.specimen().to(here())),
+        "instances": descent_step(case.specimen().to(here()), "instances"),
+        "tasks": descent_step(case.specimen().to(here()), "tasks"),
     }
     found = interleaved(steps, repeats=repeats, warmup=3, clock=clock, budget=30.0)
     ratios = {name: ratio(found[name], found["plain"]) for name in ("instances", "tasks")}
@@ -194,5 +199,5 @@ def _report(rows: dict[str, dict[str, Value]], clock: Clock, missing: list[str])
         notes.append(f"Not installed: {', '.join(missing)}.")
     brief = {key: _COLUMNS[key] for key in _BRIEF}
     title = "Models that others wrote"
-    measured_on = environment(*sorted({p for case in GALLERY.values() for p in case.requires}))
-    return Report("gallery", title, _COLUMNS, lines, tuple(notes), measured_on, brief)
+    versions = environment(*sorted({p for case in GALLERY.values() for p in case.requires}))
+    return Report("gallery", title, _COLUMNS, lines, tuple(notes), versions, brief)

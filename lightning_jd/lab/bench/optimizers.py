@@ -12,8 +12,9 @@ from torch import Tensor
 
 from lightning_jd import optim
 from lightning_jd._folders import writable_folder
-from lightning_jd.lab.clock import CLOCKS, Clock
+from lightning_jd.lab.clock import CLOCKS, Clock, check_clock
 from lightning_jd.lab.console import progress_bar
+from lightning_jd.lab.device import here, measured_on, wait_for_device
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.threads import threads_of_torch
 
@@ -46,6 +47,7 @@ def optimizers(
     threads: int = 1,
     clock: Clock = "cpu",
     repeats: int = 20,
+    device: str = "cpu",
     output: Path = Path("results"),
 ) -> None:
     """Time a step of the optimizers against torch's foreach optimizers.
@@ -59,15 +61,18 @@ def optimizers(
         clock: "wall", or "cpu" for the processor time of all threads, which other programs disturb
             less.
         repeats: Timed rounds.
+        device: Where models and data are: "cpu", "cuda", ...
         output: The folder for optimizers.json and optimizers.md.
     """
     writable_folder(output)
     rows = []
-    with threads_of_torch(threads), progress_bar(total=len(MODELS) * len(_OPTIMIZERS)) as start:
-        for model, shapes in MODELS.items():
-            for name in _OPTIMIZERS:
-                start(f"{name}, {model}")
-                rows.append({"model": model, **measure(name, shapes, repeats, clock)})
+    with threads_of_torch(threads), measured_on(device):
+        check_clock(clock)
+        with progress_bar(total=len(MODELS) * len(_OPTIMIZERS)) as start:
+            for model, shapes in MODELS.items():
+                for name in _OPTIMIZERS:
+                    start(f"{name}, {model}")
+                    rows.append({"model": model, **measure(name, shapes, repeats, clock)})
         note = f"Multiples of the foreach optimizer ({clock} time), median of {repeats} rounds."
         title = "The cost of aggregating momentum and gradient"
         report = Report("optimizers", title, _COLUMNS, rows, (note,))
@@ -94,8 +99,10 @@ def measure(
         for each, optimizer in candidates.items():
             if each == "conflict":
                 _turn_against_momentum(optimizer)
+            wait_for_device()
             begin = now()
             optimizer.step()
+            wait_for_device()
             samples[each].append(now() - begin)
     taken = {each: some[_WARMUP:] for each, some in samples.items()}
     row: dict[str, Value] = {
@@ -107,9 +114,9 @@ def measure(
 
 def _parameters(shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    params = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+    params = [torch.randn(s, generator=generator).to(here()).requires_grad_() for s in shapes]
     for p in params:
-        p.grad = torch.randn(p.shape, generator=generator)
+        p.grad = torch.randn(p.shape, generator=generator).to(here())
     return params
 
 

@@ -14,8 +14,9 @@ from lightning_jd._folders import writable_folder
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.lab.bench._cases import SCALE
 from lightning_jd.lab.bench._memory import answer_of, peak_memory
-from lightning_jd.lab.clock import CLOCKS, Clock, interleaved, ratio
+from lightning_jd.lab.clock import CLOCKS, Clock, check_clock, interleaved, ratio
 from lightning_jd.lab.console import progress_bar
+from lightning_jd.lab.device import here, measured_on, wait_for_device
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.threads import threads_of_torch
 from lightning_jd.lab.work.steps import make_step
@@ -45,6 +46,7 @@ def scale(
     clock: Clock = "wall",
     repeats: int = 3,
     memory: bool = True,
+    device: str = "cpu",
     output: Path = Path("results"),
 ) -> None:
     """Time a step of a language model of the size of GPT-2 small, and measure its memory.
@@ -61,6 +63,7 @@ def scale(
             less.
         repeats: Timed rounds after the first step.
         memory: Whether to measure the peak memory above the model too (Linux).
+        device: Where model and data are: "cpu", "cuda", ...; memory is measured on a CPU only.
         output: The folder for scale.json and scale.md.
     """
     for name in cases:
@@ -69,12 +72,14 @@ def scale(
     if repeats < 1:
         raise ArgumentError(f"`repeats` must be at least 1, got {repeats}.")
     writable_folder(output)
-    with threads_of_torch(threads):
+    with threads_of_torch(threads), measured_on(device):
+        check_clock(clock)
+        memory = memory and here().type == "cpu"
         with progress_bar(total=len(cases) * (2 if memory else 1)) as start:
             rows: list[dict[str, Value]] = []
             for name in cases:
                 start(f"{name}, time")
-                words = [name, str(threads), clock, str(repeats)]
+                words = [name, str(threads), clock, str(repeats), device]
                 row: dict[str, Value] = {"case": name, "must": SCALE[name].must}
                 row |= answer_of("lightning_jd.lab.bench.scale", words)
                 if memory:
@@ -113,14 +118,16 @@ def timed_here(case: str, clock: Clock, repeats: int) -> dict[str, Any]:
     """The columns of the time, measured in this process."""
     torch.manual_seed(0)
     chosen = SCALE[case]
-    work = chosen.build()
+    work = chosen.build().to(here())
     # One model for both: neither leaves anything behind in it.
     plain, ours = (make_step(engine, work, chosen.aggregator) for engine in ("plain", "ours"))
     assert plain is not None
     assert ours is not None
     plain()
+    wait_for_device()
     begin = CLOCKS[clock]()
     ours()
+    wait_for_device()
     first = CLOCKS[clock]() - begin
     found = interleaved({"plain": plain, "ours": ours}, repeats=repeats, warmup=1, clock=clock)
     return {
@@ -133,6 +140,7 @@ def timed_here(case: str, clock: Clock, repeats: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    _case, _threads, _clock, _repeats = sys.argv[1:]
+    _case, _threads, _clock, _repeats, _device = sys.argv[1:]
     torch.set_num_threads(int(_threads))
-    print(json.dumps(timed_here(_case, "cpu" if _clock == "cpu" else "wall", int(_repeats))))
+    with measured_on(_device):
+        print(json.dumps(timed_here(_case, "cpu" if _clock == "cpu" else "wall", int(_repeats))))

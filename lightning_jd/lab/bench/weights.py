@@ -13,6 +13,7 @@ from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.lab.bench._gramians import FAMILIES
 from lightning_jd.lab.clock import Clock, Timing, interleaved, ratio
 from lightning_jd.lab.console import progress_bar
+from lightning_jd.lab.device import here, measured_on
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.linalg import dual_cone_residuals, dual_cone_weights
 
@@ -80,6 +81,7 @@ def weights(
     repeats: int = 20,
     m1024: bool = True,
     clock: Clock = "wall",
+    device: str = "cpu",
     output: str = "results",
 ) -> None:
     """Time the weights of each aggregator against TorchJD, and certify ours.
@@ -99,15 +101,22 @@ def weights(
         repeats: Rounds for each case; cases that take long get fewer.
         m1024: Also time UPGrad and DualProj with 1024 objectives (without TorchJD: minutes).
         clock: "wall", or "cpu" for processor time, which other programs disturb less.
+        device: Where the Gramians are: "cpu", "cuda", ...
         output: The folder for weights.json and weights.md.
     """
     cases = _cases(sizes, families, methods, m1024)
     writable_folder(output)
     rows = []
-    with progress_bar(total=len(cases)) as start:
-        for case in cases:
-            start(f"{case.method} {case.family} m={case.m}")
-            rows.append(_measured(case, repeats, clock))
+    with measured_on(device):
+        with progress_bar(total=len(cases)) as start:
+            for case in cases:
+                start(f"{case.method} {case.family} m={case.m}")
+                rows.append(_measured(case, repeats, clock))
+        report = _report(rows, clock)
+    report.publish(output)
+
+
+def _report(rows: Sequence[dict[str, Value]], clock: Clock) -> Report:
     missed = [f"{r['method']} {r['family']} m={r['m']}" for r in rows if r["mark"] == "missed"]
     notes = (
         f"Milliseconds are medians of the {clock} clock; times faster is the median of the ratios "
@@ -115,8 +124,7 @@ def weights(
         f"Targets missed: {', '.join(missed) or 'none'}.",
     )
     title = "Weights from a Gramian, against TorchJD"
-    report = Report("weights", title, _COLUMNS, rows, notes, brief=_ON_TERMINAL)
-    report.publish(output)
+    return Report("weights", title, _COLUMNS, rows, notes, brief=_ON_TERMINAL)
 
 
 def _cases(
@@ -142,7 +150,7 @@ def _cases(
 
 
 def _measured(case: _Case, repeats: int, clock: Clock) -> dict[str, Value]:
-    G = FAMILIES[case.family](case.m)
+    G = _gramian(case)
     aggregator = resolve(case.method)
     assert isinstance(aggregator, GramianAggregator)
     candidates: dict[str, Callable[[], object]] = {"ours": lambda: aggregator.weights(G)}
@@ -160,6 +168,13 @@ def _measured(case: _Case, repeats: int, clock: Clock) -> dict[str, Value]:
     if case.method in _CERTIFIED:
         row |= _certificates(case, G)
     return row
+
+
+def _gramian(case: _Case) -> Tensor:
+    G = FAMILIES[case.family](case.m)
+    if here().type == "mps":  # has no float64
+        G = G.to(torch.float32)
+    return G.to(here())
 
 
 def _opponent(method: str) -> Callable[[Tensor], Tensor] | None:
@@ -196,7 +211,7 @@ def _comparison(case: _Case, timings: dict[str, Timing]) -> dict[str, Value]:
 
 
 def _certificates(case: _Case, G: Tensor) -> dict[str, Value]:
-    targets = torch.full((case.m,), 1 / case.m, dtype=G.dtype)
+    targets = torch.full((case.m,), 1 / case.m, dtype=G.dtype, device=G.device)
     if case.method == "upgrad":
         targets = targets.diag()
     row: dict[str, Value] = {}

@@ -24,6 +24,9 @@ Batch = Mapping[str, Any]
 TaskLosses = dict[str, Tensor]
 
 
+_CPU = torch.device("cpu")
+
+
 @dataclass
 class Specimen:
     """A model with its batches.
@@ -38,10 +41,11 @@ class Specimen:
     batch: Callable[[int], Batch]
     losses_of: Callable[[nn.Module, Batch], TaskLosses]
     dtype: torch.dtype = torch.float32
+    device: torch.device = _CPU
 
     def per_task(self, step: int = 0) -> TaskLosses:
         """The forward pass: the losses of every task, shape (m,) each."""
-        return self.losses_of(self.model, _cast(self.batch(step), self.dtype))
+        return self.losses_of(self.model, _cast(self.batch(step), self.dtype, self.device))
 
     def instances(self, step: int = 0) -> Tensor:
         """One loss per instance, the sum over its tasks, shape (m,)."""
@@ -54,6 +58,12 @@ class Specimen:
     def plain(self, step: int = 0) -> Tensor:
         """The scalar that ordinary training differentiates."""
         return self.instances(step).mean()
+
+    def to(self, device: torch.device) -> Specimen:
+        """The same model and batches on a device, in place."""
+        self.model.to(device)
+        self.device = device
+        return self
 
     def double(self) -> Specimen:
         """The same model and batches in float64 (complex128), in place."""
@@ -160,11 +170,11 @@ def three_spans(scores: Tensor, tokens: Tensor) -> TaskLosses:
     return {n: part.mean(dim=1) for n, part in zip(names, losses.chunk(3, dim=1), strict=True)}
 
 
-def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
-    return {name: _cast_one(value, dtype) for name, value in batch.items()}
+def _cast(batch: Batch, dtype: torch.dtype, device: torch.device) -> Batch:
+    return {name: _cast_one(value, dtype, device) for name, value in batch.items()}
 
 
-def _cast_one(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.to(dtype)
+def _cast_one(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return (value.to(dtype) if value.is_floating_point() else value).to(device)
     return value

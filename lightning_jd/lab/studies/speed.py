@@ -13,8 +13,9 @@ from typing_extensions import override
 
 from lightning_jd._folders import writable_folder
 from lightning_jd.errors import ArgumentError
-from lightning_jd.lab.clock import CLOCKS, Clock, Timing, ratio
+from lightning_jd.lab.clock import CLOCKS, Clock, Timing, check_clock, ratio
 from lightning_jd.lab.console import progress_bar
+from lightning_jd.lab.device import here, measured_on, wait_for_device
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.store import Store
 from lightning_jd.lab.studies._settings import PAPER_AGGREGATORS, Setting, names_of
@@ -56,6 +57,7 @@ def speed(
     threads: int = 2,
     clock: Clock = "wall",
     torchjd: bool = True,
+    device: str = "cpu",
     output: str = "results/speed",
 ) -> None:
     """Time an epoch of Jacobian descent against one of SGD, as the paper's table does.
@@ -77,6 +79,7 @@ def speed(
         clock: "wall", or "cpu" for the processor time of all threads, which other programs disturb
             less.
         torchjd: Whether to time TorchJD too, if it is installed.
+        device: Where models and data are: "cpu", "cuda", ...
         output: The folder for the results.
     """
     aggregators = names_of(aggregators)
@@ -87,11 +90,14 @@ def speed(
         )
     with_torchjd = torchjd and importlib.util.find_spec("torchjd") is not None
     kept = _rounds(writable_folder(output) / "rounds.jsonl")
-    with threads_of_torch(threads):
+    with threads_of_torch(threads), measured_on(device):
+        check_clock(clock)
         with progress_bar(total=len(architectures) * repeats) as start:
             found = {}
             for name in architectures:
-                settings = [repeats, steps, threads, clock, with_torchjd]
+                settings: list[object] = [repeats, steps, threads, clock, with_torchjd]
+                if device != "cpu":  # those of a CPU are stored without it
+                    settings.append(device)
                 key = json.dumps([name, list(aggregators), *settings])
                 if key not in kept:
                     candidates = _candidates(name, aggregators, with_torchjd)
@@ -149,8 +155,10 @@ class _Stopwatch:
 
     def __iter__(self) -> Iterator[int]:
         for i in range(len(self)):
+            wait_for_device()
             begin = self._now()
             yield i
+            wait_for_device()
             self.durations.append(self._now() - begin)
 
 
@@ -193,7 +201,7 @@ def _candidates(
 
 def _work(name: Architecture) -> Work:
     torch.manual_seed(0)
-    return cnn(name)
+    return cnn(name).to(here())
 
 
 def _torchjd_step(work: Work, aggregator: str) -> Callable[[], None] | None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
+from typing_extensions import Self, override
 
 from lightning_jd.lab.work.paper import INPUT_SHAPES, Architecture, narrow_paper_cnn, paper_cnn
 
@@ -29,9 +29,9 @@ class Work:
     x: Tensor
     y: Tensor
 
-    def to(self, device: torch.device) -> Work:
+    def to(self, device: torch.device) -> Self:
         """The same on a device."""
-        return Work(self.model.to(device), self.x.to(device), self.y.to(device))
+        return type(self)(self.model.to(device), self.x.to(device), self.y.to(device))
 
     @property
     def has_tasks(self) -> bool:

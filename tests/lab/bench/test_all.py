@@ -1,5 +1,6 @@
 """`lightning-jd bench all`: one zip with every table, and a device that is not there."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -7,13 +8,20 @@ from zipfile import ZipFile
 import pytest
 import torch
 
+from lightning_jd.cli import COMMANDS
 from lightning_jd.errors import ArgumentError
 from lightning_jd.lab.bench import all as module
+from lightning_jd.lab.bench.fit import fit
+from lightning_jd.lab.bench.gallery import gallery
 from lightning_jd.lab.bench.launches import launches
 from lightning_jd.lab.bench.metrics import metrics
+from lightning_jd.lab.bench.optimizers import optimizers
+from lightning_jd.lab.bench.scale import scale
+from lightning_jd.lab.bench.weights import weights
 from lightning_jd.lab.clock import interleaved
 from lightning_jd.lab.device import here, measured_on
 from lightning_jd.lab.report import Report
+from lightning_jd.lab.studies.speed import speed
 
 
 def failing(**_: Any) -> None:
@@ -34,6 +42,32 @@ def test_a_bundle_has_all_tables_and_what_failed(
 def test_every_benchmark_of_a_bundle_takes_a_device() -> None:
     for bench in module.BENCHES.values():
         assert "device" in bench.__annotations__
+
+
+def test_every_benchmark_that_runs_a_step_is_in_the_bundle() -> None:
+    alone = {"all", "ddp", "roofline"}  # several processes, and no measurement
+    _, commands = COMMANDS["bench"]
+    assert set(module.BENCHES) == set(commands) - alone
+
+
+@pytest.mark.parametrize(
+    ("bench", "arguments"),
+    [
+        (weights, {"sizes": [4], "families": ["gaussian"], "methods": ["upgrad"], "m1024": False}),
+        (fit, {}),
+        (optimizers, {}),
+        (gallery, {"only": ["gcn"]}),
+        (scale, {}),
+        (speed, {}),
+    ],
+)
+def test_an_unavailable_device_ends_a_command_before_its_first_line(
+    bench: Callable[..., None], arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ArgumentError, match=r"`device` must be one that torch can use here \(cpu"):
+        bench(device="nonsense", output=tmp_path, **arguments)
+    with pytest.raises(ArgumentError, match="`clock` must be 'wall' on a device"):
+        bench(device="meta", clock="cpu", output=tmp_path, **arguments)
 
 
 def test_a_device_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None:
