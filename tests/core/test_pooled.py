@@ -439,7 +439,7 @@ def check_kinds(rank: int) -> None:
 
 def check_agreement(rank: int) -> None:
     """A value that all have heard before is not sent again; one that a process forgot, is."""
-    from lightning_jd.core.processes._pool import _remembered
+    from lightning_jd.core.processes._memory import memory
 
     pool = Pool()
     value = ("a long statement " * 100, rank)
@@ -448,7 +448,7 @@ def check_agreement(rank: int) -> None:
     assert pool.gather(value) == [(value[0], 0), (value[0], 1)]
     assert pool.sent["agreement"] - before == 24
     if rank == 1:
-        _remembered.forget()
+        memory.forget()
     assert pool.gather(value) == [(value[0], 0), (value[0], 1)]
     assert pool.gather(("another", rank)) == [("another", 0), ("another", 1)]
 

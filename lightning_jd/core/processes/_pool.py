@@ -9,13 +9,13 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from hashlib import blake2b
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_jd.core.processes._memory import memory
 from lightning_jd.core.processes._roll_call import Answer, answers, check
 
 H = TypeVar("H", bound=Hashable)
@@ -63,25 +63,23 @@ class Pool:
         """
         if self.size == 1:
             return [value]
-        heard = answers(
-            Answer(digest=_remembered.digest(value), state=_remembered.state), self.device
-        )
+        heard = answers(Answer(digest=memory.digest(value), state=memory.state), self.device)
         self._count("agreement", (self.size - 1) * 24)
         check(heard)
         self.agreed = tuple([answer.digest for answer in heard])
         if len({answer.state for answer in heard}) > 1:
-            _remembered.forget()
-        elif all(digest in _remembered.values for digest in self.agreed):
-            return [_remembered.values[digest] for digest in self.agreed]
+            memory.forget()
+        elif all(digest in memory.values for digest in self.agreed):
+            return [memory.values[digest] for digest in self.agreed]
         values: list[H] = [value] * self.size
         dist.all_gather_object(values, value)
         self._count("agreement", (self.size - 1) * len(pickle.dumps(value)))
-        _remembered.add(dict(zip(self.agreed, values, strict=True)))
+        memory.add(dict(zip(self.agreed, values, strict=True)))
         return values
 
     def recall(self, key: Hashable) -> Any:
         """What all processes have noted under a key, or ``None``: on all of them, or on none."""
-        return _remembered.notes.get(key) if self.size > 1 else None
+        return memory.notes.get(key) if self.size > 1 else None
 
     def note(self, key: Hashable, value: Any) -> None:
         """Remember what all processes know, until one of them forgets.
@@ -91,7 +89,7 @@ class Pool:
             value: The same on all processes, and so are the words that ``repr`` has for it.
         """
         if self.size > 1:
-            _remembered.note(key, value)
+            memory.note(key, value)
 
     def sum(self, tensor: Tensor, purpose: str, *, flags: int = 0) -> Tensor:
         """The sum over processes of tensors of equal shape, the same bits everywhere.
@@ -232,61 +230,6 @@ class Arriving:
             self._work.wait()
         self._leaving = None
         return list(self._numbers.split(self._sizes))
-
-
-class _Remembered:
-    """What all processes have told one another, by digest, and what they have noted together.
-
-    All processes add and forget the same, or notice by the state that they did not: one of them may
-    have been started anew.
-    """
-
-    LIMIT = 1000  # steps whose batches all have other sizes must not fill the memory
-
-    def __init__(self) -> None:
-        self.values: dict[int, Any] = {}
-        self.notes: dict[Hashable, Any] = {}
-        self.state = 0
-        self._digests: dict[Hashable, int] = {}
-
-    def digest(self, value: Hashable) -> int:
-        """The digest of a value, from memory if it is there: this process alone knows."""
-        found = self._digests.get(value)
-        if found is None:
-            if len(self._digests) > self.LIMIT:
-                self._digests.clear()
-            found = self._digests[value] = _digest(pickle.dumps(value))
-        return found
-
-    def add(self, values: Mapping[int, Any]) -> None:
-        self._make_room()
-        self.values |= values
-        self._advance(tuple(values))
-
-    def note(self, key: Hashable, value: Any) -> None:
-        self._make_room()
-        self.notes[key] = value
-        self._advance((key, value))
-
-    def forget(self) -> None:
-        self.values.clear()
-        self.notes.clear()
-        self.state = 0
-
-    def _make_room(self) -> None:
-        if len(self.values) + len(self.notes) > self.LIMIT:
-            self.forget()
-
-    def _advance(self, what: Any) -> None:
-        # Not pickled: equal objects may be pickled in several ways, depending on where they are.
-        self.state = _digest(repr((self.state, what)).encode())
-
-
-_remembered = _Remembered()
-
-
-def _digest(data: bytes) -> int:
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
 def _sendable(error: Exception) -> Exception:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import torch
 from torch import Tensor
 
 from lightning_jd.core.processes._gramian import Held, gramian_of
@@ -64,12 +65,39 @@ class Gathered:
         cuts = {k: self._cuts[k] for k, (name, _) in enumerate(self._named) if name in names}
         return gradient_cut_up(self._parts, own, cuts, self._pool, self._like)
 
-    def magnitudes(self, weights: Tensor) -> Tensor:
+    def agrees(self, v: Tensor, expected: Tensor, tolerance: float, *, by_rows: bool) -> bool:
+        """Whether a combination of the rows, and the Gramian, are what an ordinary pass says.
+
+        Args:
+            v: The weights of the combination, positive.
+            expected: This process's columns of ``v @ J``.
+            tolerance: What may be lost, as a share of the norms of the rows.
+            by_rows: Whether :meth:`rows` will be asked for, and not :meth:`gramian` and
+                :meth:`combined`.
+
+        Returns:
+            The same on all processes.
+        """
+        everything = {name for name, _ in self._named}
+        found = v @ self.rows() if by_rows else self.combined(v, everything)
+        sizes = [each[self._pool.rank] for each in self._cuts]
+        squares = [part.square().sum() for part in (found - expected).split(sizes)]
+        sums = self._pool.sum(torch.stack([*squares, expected.square().sum()]), "agreement")
+        *errors, length = sums.sqrt()
+        norms = self._norms(v)
+        slack = 1e-3 * norms.sum()  # the gradient of a parameter may be zero by luck
+        agrees = bool((torch.stack(errors) <= tolerance * (norms + slack)).all())
+        if by_rows:
+            return agrees
+        quadratic = (v @ self.gramian(everything) @ v).clamp(min=0).sqrt()
+        return agrees and bool((quadratic - length).abs() <= tolerance * norms.sum())
+
+    def _norms(self, v: Tensor) -> Tensor:
         """By parameter, what the norms of weighted rows add up to, on all processes."""
-        own = self._layout.own_weights(weights.to(self._like), self._pool.rank)
+        own = self._layout.own_weights(v, self._pool.rank)
         found = self._like.new_zeros(len(self._named))
         for part in self._parts:
             norms = part.gramian().diagonal().clamp(min=0).sqrt().to(self._like)
             for placement in part.placements:
-                found[placement.parameter] += own.abs() @ norms
+                found[placement.parameter] += own @ norms
         return self._pool.sum(found, "agreement")

@@ -255,26 +255,12 @@ class ShardedRows(Rows):
         Rows are compared in a random combination, and their Gramian by the length of that. What is
         lost by rounding is unknown, so half of the digits must agree.
         """
-        like, everything = self.like(), {name for name, _ in self.named}
         generator = torch.Generator().manual_seed(layout.m)
-        v = (1 + torch.rand(layout.m, generator=generator)).to(like)
+        v = (1 + torch.rand(layout.m, generator=generator)).to(self.like())
         expected = self._combined(objectives, scale, layout, v.to(objectives.dtype))
         types = [whole.dtype for _, tensor in self.named if (whole := whole_of(tensor)) is not None]
         tolerance = max(torch.finfo(dtype).eps for dtype in (*types, objectives.dtype)) ** 0.5
-        found = v @ gathered.rows() if self._keeps else gathered.combined(v, everything)
-        sizes = [piece.numel() for _, piece in self._pieces]
-        parts = [part.square().sum() for part in (found - expected).split(sizes)]
-        errors = self.pool.sum(torch.stack([*parts, expected.square().sum()]), "agreement")
-        *squares, length = errors.sqrt()
-        magnitudes = gathered.magnitudes(v)
-        largest = magnitudes.sum()
-        limit = tolerance * (magnitudes + 1e-3 * largest)  # a gradient may be zero by luck
-        is_fine = bool((torch.stack(squares) <= limit).all())
-        if not self._keeps:
-            G = gathered.gramian(everything)
-            quadratic = (v @ G @ v).clamp(min=0).sqrt()
-            is_fine = is_fine and bool((quadratic - length).abs() <= tolerance * largest)
-        if is_fine:
+        if gathered.agrees(v, expected, tolerance, by_rows=self._keeps):
             return True
         _standing[foresight.kind] = -(10**9)
         warnings.warn(

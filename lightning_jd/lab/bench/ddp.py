@@ -66,6 +66,7 @@ _COLUMNS = {
     "plain_ms": "plain DDP ms",
     "jd_ms": "UPGrad ms",
     "ratio": "UPGrad / plain",
+    "cpu_ratio": "the same, CPU time",
     "gradient_mb": "gradient MB",
     "computed_mb": "added MB, computed",
     "measured_mb": "added MB, measured",
@@ -106,8 +107,9 @@ def ddp(
             rows.append({"work": name, **measure(case, processes, threads, repeats)})
     notes = (
         f"{processes} processes, {threads} threads each, gloo; medians of {repeats} steps by the "
-        "wall clock, the two in turns. Megabytes (10^6) that a process sends in a step, on average "
-        "over the processes.",
+        "wall clock, the two in turns. CPU time is that of all threads of a process, in steps of "
+        "their own, on average over the processes. Megabytes (10^6) that a process sends in a "
+        "step, on average over the processes.",
     )
     report = Report("ddp", "Jacobian descent against plain DDP", _COLUMNS, rows, notes)
     report.publish(output)
@@ -225,7 +227,11 @@ def _measure_here(case: Case, processes: int, repeats: int) -> dict[str, Value]:
         update.surrogate().backward()
         sent = update.report.bytes_sent
 
-    times = interleaved({"plain": plain, "jd": descent}, repeats=repeats, warmup=3)
+    ways = {"plain": plain, "jd": descent}
+    times = interleaved(ways, repeats=repeats, warmup=3)
+    own = interleaved(ways, repeats=repeats, clock="cpu")
+    cpu_ratio = torch.tensor(ratio(own["jd"], own["plain"]))
+    dist.all_reduce(cpu_ratio)
     added = torch.tensor([sum(sent.get(purpose, 0) for purpose in _ADDED)])
     dist.all_reduce(added)
     m = 1 if case.kind == "ranks" else _count(work)
@@ -236,6 +242,7 @@ def _measure_here(case: Case, processes: int, repeats: int) -> dict[str, Value]:
         "plain_ms": 1e3 * times["plain"].median,
         "jd_ms": 1e3 * times["jd"].median,
         "ratio": ratio(times["jd"], times["plain"]),
+        "cpu_ratio": float(cpu_ratio) / processes,
         "gradient_mb": computed[processes]["gradient"] / 1e6,
         "computed_mb": _megabytes(computed[processes]),
         "measured_mb": float(added) / processes / 1e6,
