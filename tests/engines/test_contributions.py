@@ -18,7 +18,7 @@ from lightning_jd.engines.tape.graph import Placement
 #: Objectives, positions, inputs, outputs: by kernels in one block and in many, by rows that are
 #: short, kept, turned, and multiplied in pieces.
 SIZES = [(4, 1, 5, 3), (3, 90, 200, 300), (150, 1, 7, 5), (6, 40, 3, 4), (5, 90, 160, 140)]
-SIZES += [(140, 3, 2, 9), (5, 150, 30, 700), (5, 150, 700, 30)]
+SIZES += [(17, 31, 400, 400), (140, 3, 2, 9), (5, 150, 30, 700), (5, 150, 700, 30)]
 
 
 def check(part: Contribution, J: Tensor, weights: Tensor, **tolerance: float) -> None:

@@ -41,7 +41,7 @@ _OF_PRODUCTS = 30.0
 #: :data:`_FLOOR` these are. In half precision that would be everything.
 _PRECISE = 1e-6
 _QUICK = 16.0
-#: Numbers whose length is measured at a time.
+#: Numbers whose length a CPU measures at a time.
 _PIECE = 1 << 15
 
 #: The user's random numbers (dropout, shuffling) must not depend on whether a step is certified.
@@ -237,13 +237,16 @@ def _in_batch(
 
 def norm_of(gradients: Mapping[int, Tensor], parameters: Sequence[int]) -> float:
     """The length of some gradients together; in single precision, small squares would vanish."""
-    squares = [
-        float(torch.linalg.vector_norm(piece, dtype=torch.float64)) ** 2
-        for p in parameters
-        if p in gradients
-        for piece in gradients[p].split(_PIECE)  # each is copied to double precision
-    ]
+    squares = [_length(gradients[p]) ** 2 for p in parameters if p in gradients]
     return float(sum(squares) ** 0.5)
+
+
+def _length(gradient: Tensor) -> float:
+    if gradient.device.type != "cpu" or gradient.numel() <= _PIECE:
+        return float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+    # a CPU copies all of it to double precision, which may well be the largest tensor of a step
+    lengths = [torch.linalg.vector_norm(p, dtype=torch.float64) for p in gradient.split(_PIECE)]
+    return float(torch.stack(lengths).norm())
 
 
 def _batches(

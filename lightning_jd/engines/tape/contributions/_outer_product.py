@@ -26,6 +26,8 @@ from lightning_jd.engines.tape.graph import Placement
 _READING = 24
 #: Products of fewer rows at a time are slow.
 _ROWS_OF_A_BLOCK = 64
+#: From which number of positions of all objectives on half a product is worth several calls.
+_MANY_ROWS = 512
 
 
 class OuterProduct(Contribution):
@@ -258,7 +260,8 @@ def _kernel_block(A: Tensor, B: Tensor, D: Tensor, E: Tensor, T: int, plus_one: 
 
 def _objectives_per_block(m: int, T: int, itemsize: int, size: Pieces) -> int:
     """How many objectives meet all later ones at a time: the fewer, the less is computed twice."""
-    blocks = max(1, min(size.blocks, m * T // _ROWS_OF_A_BLOCK))
+    is_large = m * T >= (2 * _ROWS_OF_A_BLOCK if T == 1 else _MANY_ROWS)
+    blocks = min(size.blocks, m * T // _ROWS_OF_A_BLOCK) if is_large else 1
     fits = max(1, size.temporary // max(1, 2 * m * T * T * itemsize))
     return min(-(-m // blocks), fits)
 
