@@ -110,7 +110,8 @@ class OuterProduct(Contribution):
         """The rows, in the order of the memory that products are fastest in."""
         placement = self.placements[0]
         left, right = (self.D, self.A) if self._parameter_is_oi else (self.A, self.D)
-        if placement.where is not None or left.shape[2] <= right.shape[2]:
+        lines, length = left.shape[2], right.shape[2]
+        if placement.where is not None or lines <= length or lines * length <= Rows.SHORT:
             return Rows(self.rows(), placement, is_placed=True)
         turned = torch.bmm(right.transpose(1, 2), left)  # few long lines rather than many short
         return Rows(turned.transpose(1, 2), placement, is_placed=True)
