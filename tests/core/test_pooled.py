@@ -277,10 +277,10 @@ def buckets_of(size: int) -> Iterator[None]:
     """Buckets of some bytes; no process may send more rows at a time."""
     exchange, send = Pool.exchange, Pool.send
 
-    def checked_exchange(self: Pool, rows: Tensor, *args: Any) -> Tensor:
+    def checked_exchange(self: Pool, rows: Tensor, *args: Any, **options: Any) -> Tensor:
         one_column = len(rows) * rows.element_size()
         assert rows.numel() * rows.element_size() <= max(size, one_column)
-        return exchange(self, rows, *args)
+        return exchange(self, rows, *args, **options)
 
     def checked_send(self: Pool, leaving: Any, *args: Any) -> Any:
         rows = [part for each in leaving for part in each["rows"]]

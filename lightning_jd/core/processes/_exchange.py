@@ -56,7 +56,8 @@ def add_by_rows(G: Tensor, pool: Pool, layout: Layout, blocks: Iterable[Tensor])
     """
     for bucket in buckets(blocks, bucket_width(layout.counts, G)):
         widths = even(bucket.shape[1], pool.size)
-        G += products(layout.assembled(pool.exchange(bucket, layout.counts, widths)))
+        stacked = pool.exchange(bucket, layout.counts, widths, briefly=True)
+        G += products(layout.assembled(stacked))
 
 
 def all_at_first(pool: Pool, layout: Layout, blocks: Iterable[Tensor], like: Tensor) -> Tensor:

@@ -113,6 +113,8 @@ class Pool:
         counts: Sequence[int],
         widths: Sequence[int],
         purpose: str = "rows",
+        *,
+        briefly: bool = False,
     ) -> Tensor:
         """Give every process some columns of the rows of all.
 
@@ -121,6 +123,7 @@ class Pool:
             counts: How many rows each process has; there may be none.
             widths: How many columns each process gets, from left to right.
             purpose: What it is counted under.
+            briefly: The result is not used any more when this method is called again.
 
         Returns:
             The rows of all processes, one below the other, cut down to the columns of this one.
@@ -131,7 +134,8 @@ class Pool:
         parts = rows.split(list(widths), dim=1)
         is_flat = len(rows) == 1 and rows.is_contiguous()
         leaving = rows.view(-1) if is_flat else torch.cat([part.reshape(-1) for part in parts])
-        arriving = rows.new_empty(sum(counts) * own)
+        size = sum(counts) * own
+        arriving = _scratch(size, rows) if briefly else rows.new_empty(size)
         dist.all_to_all_single(
             arriving,
             leaving,
@@ -242,3 +246,16 @@ def _sendable(error: Exception) -> Exception:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+_scratches: dict[torch.dtype, Tensor] = {}
+
+
+def _scratch(size: int, like: Tensor) -> Tensor:
+    """Memory that is used again and again: on a CPU, new pages take as long as what fills them."""
+    if like.device.type != "cpu":
+        return like.new_empty(size)
+    found = _scratches.get(like.dtype)
+    if found is None or len(found) < size:
+        found = _scratches[like.dtype] = like.new_empty(size)
+    return found[:size]
