@@ -165,27 +165,39 @@ def summary(reports: dict[str, Report]) -> str:
     for name, found in reports.items():
         rows = {row["method"]: row for row in found.rows if row["method"] != SINGLE}
         best = min((row for row in rows if row != PLAIN), key=lambda row: rows[row]["delta_m"])
-        verdict = "yes, better" if best in told_better(found) else "no"
-        cells = [TITLES[name].partition(":")[0], shown(rows[PLAIN]), best, shown(rows[best])]
+        verdict = "yes, better" if best in told_apart(found, "better") else "no"
+        cells = [title(name), shown(rows[PLAIN]), best, shown(rows[best])]
         lines.append(f"| {' | '.join(cells)} | {verdict} |")
-    winners = {name: told_better(found) for name, found in reports.items()}
-    if any(winners.values()):
-        listed = "; ".join(f"{TITLES[n]}: {', '.join(w)}" for n, w in winners.items() if w)
-        text = f"Better than the tuned plain sum beyond chance: {listed}."
+    better, worse = (listed(reports, word) for word in ("better", "worse"))
+    if better:
+        text = f"Better than the tuned plain sum beyond chance: {better}."
     else:
         text = (
-            "At the budgets of this page no method could be told from a tuned plain sum: the "
-            "differences are of the size of the noise of three seeds, and a smaller gain would not "
-            "be seen. It may be different with more data, more tasks or more seeds; the command "
+            "At the budgets of this page no method was better than a tuned plain sum beyond chance: "
+            "most differences are of the size of the noise of three seeds, and a smaller gain would "
+            "not be seen. It may be different with more data, more steps or more seeds; the command "
             "tells."
         )
+    if worse:
+        text += f" Worse beyond chance: {worse}."
     return "\n\n".join(["## In short", text, "\n".join(lines)]) + "\n"
 
 
-def told_better(found: Report) -> list[str]:
-    """Whom the report calls better than the plain sum."""
+def listed(reports: dict[str, Report], word: str) -> str:
+    """Who is better, or worse, than the plain sum, by dataset."""
+    found = {name: told_apart(report, word) for name, report in reports.items()}
+    return "; ".join(f"{', '.join(who)} on {title(name)}" for name, who in found.items() if who)
+
+
+def title(name: str) -> str:
+    """The first words of a title."""
+    return TITLES[name].partition(":")[0]
+
+
+def told_apart(found: Report, word: str) -> list[str]:
+    """Whom the report calls better, or worse, than the plain sum."""
     (note,) = [note for note in found.notes if "against the tuned plain sum" in note] or [""]
-    names = note.partition("better: ")[2].partition(";")[0]
+    names = note.partition(f"{word}: ")[2].partition(";")[0]
     return [] if names in ("", "none") else names.split(", ")
 
 
