@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,11 @@ class Work:
 
     def to(self, device: torch.device) -> Self:
         """The same on a device."""
-        return type(self)(self.model.to(device), self.x.to(device), self.y.to(device))
+        parts: dict[str, Any] = {part.name: getattr(self, part.name) for part in fields(self)}
+        for name, part in parts.items():
+            if isinstance(part, (Tensor, nn.Module)):
+                parts[name] = part.to(device)
+        return replace(self, **parts)
 
     @property
     def has_tasks(self) -> bool:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_jd.lab.work.physics import VISCOSITY, physics, residual
+from lightning_jd.lab.work.physics import VISCOSITY, PhysicsWork, physics, residual
 from lightning_jd.lab.work.steps import make_step
 
 
@@ -50,3 +50,9 @@ def test_the_loop_and_the_tape_agree(aggregator: str) -> None:
         updates[engine] = torch.cat([p.grad.flatten() for p in work.model.parameters()])
     for update in updates.values():
         torch.testing.assert_close(update, updates["loop"], rtol=1e-4, atol=1e-6)
+
+
+def test_it_moves_as_a_whole() -> None:
+    moved = physics().to(torch.device("meta"))
+    assert isinstance(moved, PhysicsWork)
+    assert {part.device.type for part in (moved.x, moved.boundary, moved.initial)} == {"meta"}
