@@ -132,7 +132,9 @@ def launches(
         notes = (
             f"Width 8, batch 8, one thread, {clock} time, medians of {repeats} rounds; kernels at "
             "batch 32. What is promised is promised for the mean: on a CPU the program of UPGrad "
-            "is solved by the host, which costs time but no kernels.",
+            "is solved by the host, which costs time but no kernels. Kernels are those of the "
+            "device that is measured: a CPU may cut patches of images into pieces that fit its "
+            "caches, where an accelerator takes them whole (bench roofline counts those).",
             f"More than it must be: {', '.join(missed) or 'none'}.",
         )
         title = "Where only launches count: a step against a plain step"
