@@ -69,7 +69,7 @@ def work(rank: int, folder: Path) -> None:
     with pytest.raises(SetupError, match=shared):
         fit(Absent(), batches(16, 2), callbacks=[JacobianDescent(params="shared")], **DDP)
     hidden = {**DDP, "strategy": DDPStrategy(find_unused_parameters=True)}
-    with pytest.raises(SetupError, match="Give a name pattern as `params`; or leave the option"):
+    with pytest.raises(SetupError, match="Use a name pattern as `params`; or remove the option"):
         fit(Absent(), batches(16, 2), callbacks=[JacobianDescent(params="shared")], **hidden)
     torch.manual_seed(0)
     module = Absent()
