@@ -335,6 +335,9 @@ def _plot(rows: Sequence[Mapping[str, Value]], path: Path) -> Path:
         for shift, column, label in ((-0.2, "upgrad", "ours"), (0.2, "autogram", "autogram")):
             heights = [float(here[name].get(column) or 0) for name in names]
             axes.bar([place + shift for place in places], heights, 0.4, label=label)
+        axes.set_yscale("log")
+        axes.set_yticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
+        axes.set_ylabel("plain steps", fontsize="small")
         axes.axhline(1.0, color="black", linewidth=0.8)
         axes.axhline(_MUST, color="black", linewidth=0.8, linestyle=":")
         axes.set_title(gpu, fontsize="small")
