@@ -8,9 +8,9 @@ from typing import NamedTuple
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.engines._hooks import hook_register
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines._parameters import NamedParameters
+from lightning_jd.engines.tape._way import hooks_in
 from lightning_jd.engines.tape.graph import Edge, is_hooked
 from lightning_jd.engines.tape.owners import Crossed, Evidence, Owners
 from lightning_jd.engines.tape.plan import known_graph, standing_of
@@ -50,9 +50,9 @@ def foresee(objectives: Objectives, named: NamedParameters, scale: float | Tenso
         return Foresight("there is one row only")
     graph, known = known_graph(objectives.outputs, request.tensors)
     evidence = _Unasked(graph, request.instances, scale)
-    hooks = hook_register.of(max([graph.nodes[k]._sequence_nr() for k, _ in graph.roots]))
     try:
-        plan = known.plan(evidence, standing_of(known, evidence.m, hooks.total).demoted)
+        standing = standing_of(known, evidence.m, hooks_in(graph).total)
+        plan = known.plan(evidence, standing.demoted)
     except _Asked as question:
         return Foresight(f"{graph.nodes[question.node].name()} may mix instances")
     if plan.by_rows:

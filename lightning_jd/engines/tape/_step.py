@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from lightning_jd.engines._columns import column_count
-from lightning_jd.engines._hooks import HookWatch, hook_register
+from lightning_jd.engines._hooks import HookWatch
 from lightning_jd.engines.tape._agreement import agree, complain_of_program
 from lightning_jd.engines.tape._certificate import Mismatch, mismatches, random_vector
 from lightning_jd.engines.tape._complaint import complain
-from lightning_jd.engines.tape._way import Way, decide, key_of, may_loop
+from lightning_jd.engines.tape._way import Way, decide, hooks_in, key_of, may_loop
 from lightning_jd.engines.tape.graph import Graph, types_in
 from lightning_jd.engines.tape.owners import Evidence
 from lightning_jd.engines.tape.plan import KnownGraph, Plan, known_graph, standing_of
@@ -77,7 +77,7 @@ class Step:
         request = self.request
         graph, known = known_graph(request.objectives.outputs, request.tensors)
         # hooks are not in the signature: what was certified without them is certified anew
-        hooks = hook_register.of(max([graph.nodes[k]._sequence_nr() for k, _ in graph.roots]))
+        hooks = hooks_in(graph)
         last: Way | None = known.way
         key = key_of(request, collects=self.collects, hooks=hooks.total)
         if last is not None and last.is_repeated(key) and not last.is_due(request):

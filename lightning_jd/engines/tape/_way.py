@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from lightning_jd.engines._hooks import Registered, hook_register
 from lightning_jd.engines.tape.contributions import rounded
 from lightning_jd.engines.tape.graph import Graph
 from lightning_jd.engines.tape.plan import Plan, Standing
@@ -73,6 +74,11 @@ class Way(NamedTuple):
         if request.check in ("always", "off"):
             return request.check == "always"
         return self.standing.is_due(self.delivery, request.check_every)
+
+
+def hooks_in(graph: Graph) -> Registered:
+    """The hooks that may be in a graph: those that were registered since the one before it."""
+    return hook_register.of(max([graph.nodes[k]._sequence_nr() for k, _ in graph.roots]))
 
 
 def key_of(request: Request, *, collects: bool, hooks: int) -> Key:
