@@ -32,11 +32,22 @@ def run_in_two_processes(
         patience: Seconds that a collective operation may take.
         mortal: The rank of a process that is to die; the work is done when the other one is ready.
     """
+    try:
+        _run(work, folder, patience, mortal, "store")
+    except _UnconnectedError:  # once in a while gloo does not connect: nothing was done yet
+        _run(work, folder, patience, mortal, "second store")
+
+
+class _UnconnectedError(AssertionError):
+    """The two processes have not found each other."""
+
+
+def _run(work: Work, folder: Path, patience: float, mortal: int | None, store: str) -> None:
     global _pair
     _pair = _pair or _Pair()
     ready = False
     try:
-        _pair.run(work, folder, patience, mortal)
+        _pair.run(work, folder, patience, mortal, store)
         ready = mortal is None
     finally:
         if not ready:  # whatever it was, the two are no longer in step
@@ -59,9 +70,11 @@ class _Pair:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, work: Work, folder: Path, patience: float, mortal: int | None) -> None:
+    def run(
+        self, work: Work, folder: Path, patience: float, mortal: int | None, store: str
+    ) -> None:
         for pipe in self._pipes:
-            pipe.send((work, folder, patience))
+            pipe.send((work, folder, patience, store))
         waiting = [pipe for rank, pipe in enumerate(self._pipes) if rank != mortal]
         while waiting:
             for pipe in wait(waiting):
@@ -72,6 +85,8 @@ class _Pair:
                 except EOFError:
                     error = "the process has ended"
                 if error is not None:
+                    if "connectFullMesh failed" in error:
+                        raise _UnconnectedError(error)
                     raise AssertionError(f"In process {rank}:\n{error}")
                 waiting.remove(pipe)
 
@@ -93,19 +108,19 @@ def _serve(rank: int, pipe: Connection) -> None:
     os.environ.update({name: str(value) for name, value in environment.items()})
     while True:
         try:
-            work, folder, patience = pipe.recv()
+            work, folder, patience, store = pipe.recv()
         except EOFError:  # the session is over
             return
-        pipe.send(_attempt(rank, work, folder, patience))
+        pipe.send(_attempt(rank, work, folder, patience, store))
 
 
-def _attempt(rank: int, work: Work, folder: Path, patience: float) -> str | None:
+def _attempt(rank: int, work: Work, folder: Path, patience: float, store: str) -> str | None:
     """Do the work in a process group of its own; the error, if there was one."""
     os.chdir(folder)
     try:
         dist.init_process_group(
             "gloo",
-            init_method=f"file://{folder}/store",
+            init_method=f"file://{folder}/{store}",
             rank=rank,
             world_size=2,
             timeout=timedelta(seconds=patience),
