@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
@@ -14,6 +14,8 @@ from lightning_jd.errors import ArgumentError, GraphError
 LEAF = "torch::autograd::AccumulateGrad"
 #: Nodes of reentrant checkpoints, which stand for a piece of the graph that is not there yet.
 HIDING = frozenset({"CheckpointFunctionBackward"})
+#: What the inputs of a node were computed by, as ``next_functions`` tells: node and output.
+Children = tuple[tuple[Node | None, int], ...]
 
 
 def tasks_reaching(objectives: Objectives) -> dict[int, int]:
@@ -32,28 +34,51 @@ def tasks_reaching(objectives: Objectives) -> dict[int, int]:
     Raises:
         ArgumentError: If the losses of the tasks cannot be told apart in the graph.
     """
-    masks: dict[Node, int] = {}
-    entries: dict[Node, dict[int, int]] = {}  # of custom functions: number of output -> tasks
-    for task, root in enumerate(task_roots(objectives)):
+    roots = task_roots(objectives)
+    below = _children([root[0] for root in roots if root is not None])
+    masks = dict.fromkeys(below, 0)
+    for task, root in enumerate(roots):
         if root is not None:
-            _enter(*root, 1 << task, masks, entries)
+            masks[root[0]] |= 1 << task
     reaching: dict[int, int] = {}
-    for node in parents_first(list(masks)):
-        if entries and len(set(entries.get(node, {}).values())) > 1:
+    customs: list[Node] = []
+    for node, children in below.items():
+        tasks = masks[node]
+        for child, _ in children:
+            if child is not None:
+                masks[child] |= tasks
+        if not children and node.name() == LEAF:
+            leaf: Tensor = node.variable  # type: ignore[attr-defined]  # AccumulateGrad has it
+            reaching[id(leaf)] = tasks
+        elif isinstance(node, BackwardCFunction):
+            customs.append(node)
+    if customs:
+        _check_separate(customs, roots, below, masks)
+    return reaching
+
+
+def _check_separate(
+    customs: list[Node],
+    roots: list[tuple[Node, int] | None],
+    below: Mapping[Node, Children],
+    masks: Mapping[Node, int],
+) -> None:
+    """Raise if tasks leave one function by different outputs: what is below them is not known."""
+    entries: dict[Node, dict[int, int]] = {node: {} for node in customs}  # tasks by output
+    given = [(*root, 1 << task) for task, root in enumerate(roots) if root is not None]
+    passed = [(*edge, masks[node]) for node, children in below.items() for edge in children]
+    for node, output, tasks in (*given, *passed):
+        if node in entries:
+            by_output = entries[node]
+            by_output[output] = by_output.get(output, 0) | tasks
+    for node, by_output in entries.items():
+        if len(set(by_output.values())) > 1:
             raise ArgumentError(
                 "'shared' parameters can be found only if the graph shows which task reaches which "
                 "parameter, but the losses of several tasks come out of one compiled or custom "
                 f"function ({node.name()}). "
                 "Compile trunk and heads separately, or select the shared parameters by a pattern."
             )
-        children, tasks = node.next_functions, masks[node]
-        if not children and node.name() == LEAF:
-            leaf: Tensor = node.variable  # type: ignore[attr-defined]  # AccumulateGrad has it
-            reaching[id(leaf)] = tasks
-        for child, output in children:
-            if child is not None:
-                _enter(child, output, tasks, masks, entries)
-    return reaching
 
 
 def leaves_reached(objectives: Objectives) -> set[int]:
@@ -108,15 +133,6 @@ def check_visible(nodes: Iterable[Node]) -> None:
         )
 
 
-def _enter(
-    node: Node, output: int, tasks: int, masks: dict[Node, int], entries: dict[Node, dict[int, int]]
-) -> None:
-    masks[node] = masks.get(node, 0) | tasks
-    if isinstance(node, BackwardCFunction):
-        by_output = entries.setdefault(node, {})
-        by_output[output] = by_output.get(output, 0) | tasks
-
-
 def parents_first(roots: list[Node], within: Collection[Node] | None = None) -> list[Node]:
     """All nodes below the roots, each after everything that depends on it.
 
@@ -124,8 +140,15 @@ def parents_first(roots: list[Node], within: Collection[Node] | None = None) -> 
         roots: Where to start; included in the result.
         within: Go through these only.
     """
+    return list(_children(roots, within))
+
+
+def _children(
+    roots: Sequence[Node], within: Collection[Node] | None = None
+) -> dict[Node, Children]:
+    """What is below each node, in the order of :func:`parents_first`: read once, for it is slow."""
     order: list[Node] = []
-    entered: set[Node] = set()
+    known: dict[Node, Children] = {}
     stack: list[Node | None] = [*roots]
     while stack:
         node = stack.pop()
@@ -133,13 +156,16 @@ def parents_first(roots: list[Node], within: Collection[Node] | None = None) -> 
             finished = stack.pop()
             assert finished is not None
             order.append(finished)
-        elif node not in entered and (within is None or node in within):
-            entered.add(node)
+        elif node not in known and (within is None or node in within):
+            children = known[node] = node.next_functions
+            if not children:
+                order.append(node)
+                continue
             stack += (node, None)
-            for child, _ in node.next_functions:
-                if child is not None and child not in entered:
+            for child, _ in children:
+                if child is not None and child not in known:
                     stack.append(child)
-    return order[::-1]
+    return {node: known[node] for node in reversed(order)}
 
 
 def task_roots(objectives: Objectives) -> list[tuple[Node, int] | None]:

@@ -1,7 +1,10 @@
 """Contributions against the rows that they do not form."""
 
+from math import prod
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -132,3 +135,49 @@ def test_patches_that_are_large_for_one_objective_are_not_even_tried(
     assert "patches by pixel" in part._row_variants()
     monkeypatch.setattr(_contribution, "pieces", lambda _: SMALLEST._replace(temporary=patches - 1))
     assert "patches by pixel" not in part._row_variants()
+
+
+CONVOLUTIONS = [
+    Geometry((6, 4, 3, 3), (2, 1), (1, 0), (1, 2), False, (0, 0), 1),
+    Geometry((6, 4, 3, 3), (1, 1), (1, 1), (1, 1), False, (0, 0), 2),
+    Geometry((12, 1, 3, 3), (1, 1), (0, 0), (1, 1), False, (0, 0), 4),
+    Geometry((4, 1, 3, 3), (1, 1), (1, 1), (1, 1), False, (0, 0), 4),
+    Geometry((4, 3, 2, 2), (2, 2), (0, 0), (1, 1), True, (1, 1), 1),
+]
+
+
+@pytest.mark.parametrize("geometry", CONVOLUTIONS)
+def test_every_way_to_the_rows_of_a_convolution_is_exact(geometry: Geometry) -> None:
+    torch.manual_seed(0)
+    m, T, size = 3, 2, prod(geometry.kernel)
+    inputs = geometry.kernel[0] if geometry.transposed else geometry.kernel[1] * geometry.groups
+    x = torch.randn(m, T, inputs, 9, 8).double()
+    convolve = F.conv_transpose2d if geometry.transposed else F.conv2d
+    options = geometry._asdict()
+    del options["kernel"], options["transposed"]
+    if not geometry.transposed:
+        del options["output_padding"]
+    weight = torch.randn(geometry.kernel).double().requires_grad_()
+    outputs = convolve(x.flatten(0, 1), weight, **options)
+    D = torch.randn_like(outputs).view(m, T, *outputs.shape[1:])
+    losses = (outputs.view(D.shape) * D).flatten(1).sum(dim=1)
+    J = torch.stack([torch.autograd.grad(loss, weight, retain_graph=True)[0] for loss in losses])
+    J = J.flatten(1)
+    part = ConvolutionWeight(x, D, geometry, Placement(0, size, geometry.kernel))
+    names = part._row_variants()
+    assert len(names) > 1
+    for name in names:
+        assert_close(part._gramian_by(name), J @ J.T)
+        assert_close(part._as_rows(name).rows(), J)
+
+
+def test_a_cpu_does_not_measure_which_way_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is resumed must round as one that was not interrupted."""
+    monkeypatch.setattr(_contribution, "fastest", None)
+    for geometry in CONVOLUTIONS[:4]:
+        x = torch.randn(2, 1, geometry.kernel[1] * geometry.groups, 9, 8)
+        D = torch.randn(2, 1, geometry.kernel[0], 4, 4)
+        part = ConvolutionWeight(
+            x, D, geometry, Placement(0, prod(geometry.kernel), geometry.kernel)
+        )
+        assert part._variant == part._row_variants()[0]

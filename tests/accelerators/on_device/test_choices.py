@@ -24,6 +24,17 @@ def test_a_measurement_waits_for_the_device() -> None:
     assert found == []
 
 
+def test_nothing_is_measured_where_results_must_be_the_same_in_every_run() -> None:
+    def measured() -> None:
+        raise AssertionError("a variant was run")
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert fastest("another key", {"first": measured, "second": measured}) == "first"
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_pieces_depend_on_the_device() -> None:
     here, there = pieces(torch.ones(1)), pieces(torch.ones(1, device=DEVICE))
     assert all(a < b for a, b in zip(here[:3], there[:3], strict=True))

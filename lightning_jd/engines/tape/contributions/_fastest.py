@@ -33,33 +33,27 @@ def rounded(sizes: Iterable[int]) -> tuple[int, ...]:
     return tuple([size.bit_length() for size in sizes])
 
 
-def fastest(
-    key: Hashable,
-    variants: Mapping[str, Callable[[], object]],
-    unless: tuple[type[Exception], ...] = (),
-) -> str:
+def fastest(key: Hashable, variants: Mapping[str, Callable[[], object]]) -> str:
     """The name of the fastest variant, measured once per key.
 
-    All variants must give the same result up to rounding, so that the choice cannot matter.
+    All variants must give the same result up to rounding, so that the choice cannot matter. Where
+    it may not (``torch.use_deterministic_algorithms``, ``Trainer(deterministic=True)``), the first
+    one is taken.
 
     Args:
         key: Rounded sizes and whatever else the durations depend on.
         variants: What to measure; a single one is not run. Tensors that they return tell the device
             that is waited for.
-        unless: Errors by which a variant but the first shows that it does not apply.
     """
+    if torch.are_deterministic_algorithms_enabled():
+        return next(iter(variants))
     if key in _choices:
         _choices.move_to_end(key)
         return _choices[key]
     best, shortest = next(iter(variants)), float("inf")
     if len(variants) > 1:
         for name, variant in variants.items():
-            try:
-                duration = _duration(variant, shortest)
-            except unless:
-                if name == best and shortest == float("inf"):
-                    raise
-                continue
+            duration = _duration(variant, shortest)
             if duration < shortest:
                 best, shortest = name, duration
     _choices[key] = best

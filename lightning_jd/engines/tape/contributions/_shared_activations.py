@@ -10,10 +10,9 @@ from typing_extensions import override
 
 from lightning_jd.engines.tape.contributions._base import Contribution, Factors
 from lightning_jd.engines.tape.contributions._cross import shared_cross_gramian
+from lightning_jd.engines.tape.contributions._pieces import pieces
 from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.graph import Placement
-
-_BLOCK_NUMBERS = 1 << 20
 
 
 class SharedActivations(Contribution):
@@ -47,14 +46,14 @@ class SharedActivations(Contribution):
         K = self.A @ self.A.T
         if len(self.placements) > 1:
             K += 1
-        D = self.D.flatten(1)
-        m = self.D.shape[0]
-        step = max(1, _BLOCK_NUMBERS // max(1, D.shape[1]))
-        G = D.new_empty(m, m)
+        m, n, o = self.D.shape
+        D, G = self.D.flatten(1), self.D.new_empty(m, m)
+        step = min(m, max(1, pieces(D).dropped // max(1, n * o * D.element_size())))
+        weighted = self.D.new_empty(step, n, o)  # one for all: fresh memory is slow
         for begin in range(0, m, step):
-            end = min(m, begin + step)
-            weighted = torch.matmul(K, self.D[begin:end]).flatten(1)
-            torch.mm(weighted, D.T, out=G[begin:end])
+            some = self.D[begin : begin + step]
+            part = torch.bmm(K.expand(len(some), n, n), some, out=weighted[: len(some)])
+            torch.mm(part.flatten(1), D.T, out=G[begin : begin + step])
         return G
 
     @override

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor
 
 from lightning_jd.engines._objectives import Objectives
-from lightning_jd.engines.tape.contributions import Contribution, OneRow, fastest, rounded
+from lightning_jd.engines.tape.contributions import Contribution, OneRow
 from lightning_jd.engines.tape.graph import Graph, gradients_of
 from lightning_jd.engines.tape.plan import Plan, Trunk
+from lightning_jd.engines.tape.run._experience import experience_of
 from lightning_jd.engines.tape.run._trunk_pass import TOGETHER, Place, gradients_of_tasks
 
 #: Numbers that rows of instances may take at the same time (256 MB in float32).
@@ -112,31 +112,32 @@ class Passes:
         return prod(self.plan.records[target.node].shapes[0])
 
     def _held(self, targets: Sequence[Target]) -> list[Tensor | None]:
-        ways: dict[str, Callable[[], list[Tensor | None]]] = {
-            "one by one": partial(self._one_by_one, targets)
-        }
-        if self._trunk is not None and self._is_slim(self._trunk) and not self._convolves:
-            ways["all at once"] = partial(self._all_at_once, targets, self._trunk)
-        size = rounded([self.plan.activations])
-        key = (self.plan.kind, size, *ways, *[target.parameters for target in targets])
-        try:
-            return ways[fastest(key, ways, unless=(RuntimeError, Warning))]()
-        except RuntimeError:
-            # Code that was compiled since the choice was made may not take batched gradients; what
-            # is a true error is raised again here.
-            return self._one_by_one(targets)
+        if self._trunk is not None and self._go_down_together(self._trunk):
+            try:
+                return self._all_at_once(targets, self._trunk)
+            except (RuntimeError, Warning):
+                # Some code takes no batched gradients; what is a true error is raised again below.
+                experience_of(self.plan).is_unbatchable = True
+        return self._one_by_one(targets)
+
+    def _go_down_together(self, trunk: Trunk) -> bool:
+        """Whether one pass for several tasks is faster than one each.
+
+        A CPU takes as long for both, and one each is sure to work. Elsewhere launches are saved.
+        """
+        if self._is_on_host or experience_of(self.plan).is_unbatchable:
+            return False
+        return self._is_slim(trunk)
+
+    @property
+    def _is_on_host(self) -> bool:
+        return self.objectives.device.type == "cpu"
 
     def _is_slim(self, trunk: Trunk) -> bool:
         """Whether the gradients of several tasks are few; of many, one task is work enough."""
         sizes = self.plan.sizes.items()
         largest = max((size for edge, size in sizes if trunk.task_of[edge.node] is None), default=0)
         return TOGETHER * largest <= (self._parameters + self.plan.activations) / 4
-
-    @property
-    def _convolves(self) -> bool:
-        """Whether there are convolutions on a CPU, where several at once are slower than a loop."""
-        is_cpu = self.objectives.device.type == "cpu"
-        return is_cpu and any(r.name == "ConvolutionBackward0" for r in self.plan.records)
 
     @property
     def _parameters(self) -> int:
@@ -150,8 +151,11 @@ class Passes:
             found = gradients_of([output], [weight * self.scale], places)
             by_place = dict(zip(places, found, strict=True))
             for j, target in enumerate(targets):
-                if (gradient := by_place[target.what]) is not None:
-                    held[j] = self._put(held[j], k, target, gradient)
+                block, gradient = held[j], by_place[target.what]
+                if gradient is not None:
+                    held[j] = self._put(block, k, target, gradient)
+                elif block is not None and target.task is None:
+                    block[k] = 0
         return held
 
     def _all_at_once(self, targets: Sequence[Target], trunk: Trunk) -> list[Tensor | None]:
@@ -186,7 +190,8 @@ class Passes:
         if target.task is not None:
             return row.unsqueeze(0)
         if block is None:
-            block = row.new_zeros(self.objectives.m, *row.shape)
+            block = row.new_empty(self.objectives.m, *row.shape)
+            block[:k] = 0
         block[k] = row
         return block
 

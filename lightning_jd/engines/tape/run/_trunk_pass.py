@@ -76,29 +76,42 @@ def _downwards(
     places: Sequence[Place],
     tasks: int,
 ) -> list[Tensor | None]:
-    blocks: list[Tensor | None] = [None] * len(places)
+    parts: list[list[Tensor | None]] = [[] for _ in places]  # by place and group of tasks
+    groups = [
+        range(begin, min(tasks, begin + TOGETHER))
+        for begin in range(0, tasks if places else 0, TOGETHER)
+    ]
     with hooks_silenced(p for p in places if isinstance(p, Tensor)), warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*batching rule.*")
-        for begin in range(0, tasks if places else 0, TOGETHER):
-            some = range(begin, min(tasks, begin + TOGETHER))
+        for some in groups:
             arriving = _arriving(graph, records, trunk, cotangents, some)
-            if not arriving:
-                continue
-            found = torch.autograd.grad(
-                [GradientEdge(graph.nodes[edge.node], edge.output) for edge in arriving],
-                places,  # type: ignore[arg-type]  # parameters and edges may be mixed
-                list(arriving.values()),
-                retain_graph=True,
-                allow_unused=True,
-                is_grads_batched=True,
-            )
-            for j, gradients in enumerate(found):
-                if gradients is not None:
-                    block = blocks[j]
-                    if block is None:
-                        block = blocks[j] = gradients.new_zeros(tasks, *gradients.shape[1:])
-                    block[some.start : some.stop] = gradients
-    return blocks
+            found: Sequence[Tensor | None] = [None] * len(places)
+            if arriving:
+                found = torch.autograd.grad(
+                    [GradientEdge(graph.nodes[edge.node], edge.output) for edge in arriving],
+                    places,  # type: ignore[arg-type]  # parameters and edges may be mixed
+                    list(arriving.values()),
+                    retain_graph=True,
+                    allow_unused=True,
+                    is_grads_batched=True,
+                )
+            for part, gradients in zip(parts, found, strict=True):
+                part.append(gradients)
+    return [_joined(part, [len(some) for some in groups]) for part in parts]
+
+
+def _joined(parts: Sequence[Tensor | None], lengths: Sequence[int]) -> Tensor | None:
+    """The gradients of all tasks from those of some at a time; zero for those that have none."""
+    like = next((part for part in parts if part is not None), None)
+    if like is None or len(parts) == 1:
+        return like
+    shape = like.shape[1:]
+    return torch.cat(
+        [
+            like.new_zeros(length, *shape) if part is None else part
+            for part, length in zip(parts, lengths, strict=True)
+        ]
+    )
 
 
 def _arriving(
@@ -109,7 +122,7 @@ def _arriving(
     tasks: range,
 ) -> dict[Edge, Tensor]:
     """The gradients of some tasks where they enter the trunk, from those in the heads."""
-    found: dict[Edge, Tensor] = {}
+    found: dict[Edge, list[Tensor | None]] = {}
     below: dict[int, tuple[Tensor | None, ...]] = {}
     for junction in trunk.junctions:
         node, edge = junction.node, junction.edge
@@ -119,8 +132,14 @@ def _arriving(
             below = {node: local_vjp(graph.nodes[node], cotangents[node])}
         gradient = below[node][junction.slot]
         if gradient is not None:
-            shape = records[edge.node].shapes[edge.output]
-            if edge not in found:
-                found[edge] = gradient.new_zeros(len(tasks), *shape)
-            found[edge][junction.task - tasks.start] += gradient.sum_to_size(shape)
-    return found
+            rows = found.setdefault(edge, [None] * len(tasks))
+            row, k = gradient.sum_to_size(records[edge.node].shapes[edge.output]), junction.task
+            known = rows[k - tasks.start]
+            rows[k - tasks.start] = row if known is None else known + row
+    return {edge: _stacked(rows) for edge, rows in found.items()}
+
+
+def _stacked(rows: Sequence[Tensor | None]) -> Tensor:
+    """One row per task; zero where there is none, but for one at least."""
+    like = next(row for row in rows if row is not None)
+    return torch.stack([torch.zeros_like(like) if row is None else row for row in rows])

@@ -33,16 +33,21 @@ _BY_ROWS: dict[str, _variants.Variant] = {
     "one by one": _variants.one_by_one,
     "as groups": _variants.as_groups,
     "depthwise": _variants.depthwise,
-    "by shifts": _variants.by_shifts,
     "patches by channel": _variants.patches_by_channel,
     "patches by pixel": _variants.patches_by_pixel,
 }
 #: Numbers in a kernel from which on one more patch costs less than one more convolution.
 _NUMBERS_PER_PATCH = 4096
+#: On a CPU, a convolution with many groups rearranges its kernels: fewer pixels than these do not
+#: pay for that, and neither do larger kernels than this.
+_FEW_PIXELS = 128
+_LARGE_KERNEL = 1 << 15
 
 
 class ConvolutionWeight(Contribution):
-    """Gradients of a convolution weight, by the variant that was measured to be fastest.
+    """Gradients of a convolution weight, by the variant that is fastest.
+
+    On a CPU that depends on sizes alone; elsewhere variants are measured once.
 
     Args:
         x: Input, shape (m, T, in, ...).
@@ -165,39 +170,46 @@ class ConvolutionWeight(Contribution):
 
     @cached_property
     def _variant(self) -> str:
-        names = list(self._row_variants())
+        names = self._row_variants()
         is_short = prod(self.geometry.kernel) <= Rows.SHORT
         if not is_short and pixel_kernel_pays(self.x, self.D, self.geometry):
-            names.append("pixel kernel")
+            names.insert(0, "pixel kernel")
         return self._fastest(names)
 
     @property
     def _lean_variant(self) -> str:
         if not self.geometry.is_plain_2d:
             return self._row_variant
+        return self._patch_variant
+
+    @property
+    def _patch_variant(self) -> str:
         return "patches by pixel" if self.geometry.groups == 1 else "patches by channel"
 
     @cached_property
     def _row_variant(self) -> str:
-        return self._fastest(list(self._row_variants()))
+        return self._fastest(self._row_variants())
 
-    def _row_variants(self) -> Sequence[str]:
+    def _row_variants(self) -> list[str]:
+        """Those that apply, first the one that is fastest on a CPU."""
         geometry = self.geometry
+        if not geometry.is_plain_2d:
+            names = ["as groups", "one by one"]
+            return names[::-1] if prod(geometry.kernel) > _LARGE_KERNEL else names
         names = ["as groups"]
-        if geometry.is_plain_2d:
-            patch_bytes = prod(geometry.kernel[2:]) * self.x.shape[2] * self.x.element_size()
-            if self._patches * patch_bytes <= pieces(self.x).temporary:  # of one objective
-                names.append("patches by pixel" if geometry.groups == 1 else "patches by channel")
-            if geometry.kernel[1] == 1 and 1 < geometry.kernel[0] // geometry.groups <= 4:
-                names.append("depthwise")
-            if geometry.kernel[1] == 1 and geometry.kernel[0] == geometry.groups:
-                names.append("by shifts")
-        else:
-            names.append("one by one")
+        patch_bytes = prod(geometry.kernel[2:]) * self.x.shape[2] * self.x.element_size()
+        if self._patches * patch_bytes <= pieces(self.x).temporary:  # of one objective
+            is_first = geometry.groups == 1 and self._patches <= _FEW_PIXELS
+            names.insert(0 if is_first else 1, self._patch_variant)
+        if geometry.kernel[1] == 1 and 1 < geometry.kernel[0] // geometry.groups <= 4:
+            # oneDNN has kernels for it, but none in double precision
+            names.insert(0 if self.x.dtype == torch.float32 else len(names), "depthwise")
         return names
 
     def _fastest(self, names: Sequence[str]) -> str:
         x, D = self.x, self.D
+        if x.device.type == "cpu":  # known, so that a run that is resumed rounds as before
+            return names[0]
         orders = (x.is_contiguous(), D.is_contiguous())
         sizes = (*rounded(x.shape), *rounded(D.shape))
         key = (*names, *sizes, *orders, x.dtype, x.device, self.geometry)

@@ -52,24 +52,6 @@ def depthwise(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
     return torch.stack(rows, dim=2).reshape(m, *geometry.kernel)
 
 
-def by_shifts(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
-    """One channel in, one out: for each entry of the kernel, the shifted input times the cotangent.
-
-    Little is laid out, which pays where images are large compared with the cache.
-    """
-    (pad_y, pad_x), (step_y, step_x) = geometry.padding, geometry.stride
-    padded, D = F.pad(x, (pad_x, pad_x, pad_y, pad_y)).contiguous(), D.contiguous()
-    rows = D.new_empty(len(x), *geometry.kernel)
-    for j in range(geometry.kernel[2]):
-        top = j * geometry.dilation[0]
-        lines = padded[:, :, :, top : top + step_y * D.shape[3] : step_y]
-        for k in range(geometry.kernel[3]):
-            left = k * geometry.dilation[1]
-            window = lines[..., left : left + step_x * D.shape[4] : step_x]
-            rows[:, :, 0, j, k] = (window * D).sum(dim=(1, 3, 4))
-    return rows
-
-
 def patches_by_channel(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
     """Patches of the input, channels outermost, times the cotangent."""
     m, T = x.shape[:2]
