@@ -41,6 +41,9 @@ _NUMBERS_PER_PATCH = 4096
 #: On a CPU, a convolution with many groups rearranges its kernels: fewer pixels than these do not
 #: pay for that, and neither do larger kernels than this.
 _FEW_PIXELS = 128
+#: Numbers in the patches of all objectives that are laid out sooner than a convolution is prepared,
+#: with one group and with several.
+_SMALL, _SMALL_GROUPED = 1 << 17, 1 << 15
 _LARGE_KERNEL = 1 << 15
 
 
@@ -197,9 +200,11 @@ class ConvolutionWeight(Contribution):
             names = ["as groups", "one by one"]
             return names[::-1] if prod(geometry.kernel) > _LARGE_KERNEL else names
         names = ["as groups"]
-        patch_bytes = prod(geometry.kernel[2:]) * self.x.shape[2] * self.x.element_size()
-        if self._patches * patch_bytes <= pieces(self.x).temporary:  # of one objective
-            is_first = geometry.groups == 1 and self._patches <= _FEW_PIXELS
+        laid_out = self._patches * prod(geometry.kernel[2:]) * self.x.shape[2]  # of one objective
+        if laid_out * self.x.element_size() <= pieces(self.x).temporary:
+            small = _SMALL if geometry.groups == 1 else _SMALL_GROUPED
+            is_first = len(self.x) * laid_out <= small
+            is_first = is_first or (geometry.groups == 1 and self._patches <= _FEW_PIXELS)
             names.insert(0 if is_first else 1, self._patch_variant)
         if geometry.kernel[1] == 1 and 1 < geometry.kernel[0] // geometry.groups <= 4:
             # oneDNN has kernels for it, but none in double precision
