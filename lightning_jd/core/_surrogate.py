@@ -7,6 +7,7 @@ it does in plain training, because what it sees is one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,7 +62,7 @@ class _Surrogate(torch.autograd.Function):
                 "again, or aggregate them again."
             )
         # No reference may stay behind, or AccumulateGrad copies instead of taking the tensor.
-        gradients = [_times(g, factor) for g in ctx.gradients]
+        gradients = _times(ctx.gradients, factor)
         ctx.gradients.clear()
         return None, None, *_emptied(gradients)
 
@@ -72,9 +73,22 @@ def _emptied(tensors: list[Tensor]) -> tuple[Tensor, ...]:
     return kept
 
 
-def _times(gradient: Tensor, factor: Tensor) -> Tensor:
+def _times(gradients: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
+    """All gradients times the factor, in place where nobody else has the memory."""
     # Looking at the factor is free on a CPU; on an accelerator the product is cheaper than a sync.
     if factor.device.type == "cpu" and float(factor) == 1.0:
-        return gradient
-    factor = factor.to(gradient.device)
-    return gradient.mul_(factor) if gradient.is_contiguous() else gradient * factor
+        return list(gradients)
+    is_dense = [g.layout is torch.strided and g.is_contiguous() for g in gradients]
+    # Autograd gives one tensor out as the gradient of both terms of a sum.
+    users = Counter(g.data_ptr() for g, dense in zip(gradients, is_dense, strict=True) if dense)
+    found: list[Tensor] = []
+    alone: dict[torch.device, list[Tensor]] = {}
+    for gradient, dense in zip(gradients, is_dense, strict=True):
+        if dense and users[gradient.data_ptr()] == 1:
+            alone.setdefault(gradient.device, []).append(gradient)
+            found.append(gradient)
+        else:
+            found.append(gradient * factor.to(gradient.device))
+    for device, tensors in alone.items():
+        torch._foreach_mul_(tensors, factor.to(device))  # one launch for many
+    return found

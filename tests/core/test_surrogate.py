@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from lightning_jd.aggregators import Mean
+from lightning_jd.aggregators import Mean, Sum
 from lightning_jd.core import Rows, collect, compute_update, surrogate
 from lightning_jd.engines import Objectives, Select, named_parameters_of
 from lightning_jd.errors import GraphError, NonFiniteError
@@ -34,6 +34,37 @@ def test_strided_gradients_are_scaled_without_being_changed() -> None:
     x, shared = torch.zeros(2, 3, requires_grad=True), torch.ones(1, 3).expand(2, 3)
     (3 * surrogate(torch.tensor(0.0), [x], [shared])).backward()
     assert_close(x.grad, torch.full((2, 3), 3.0))
+
+
+def test_one_tensor_as_the_gradient_of_two_parameters_is_scaled_once() -> None:
+    x, y, z = (torch.zeros(2, requires_grad=True) for _ in "xyz")
+    shared = torch.tensor([1.0, 2.0])
+    gradients = [shared, shared.view(2), torch.ones(2)]
+    (3 * surrogate(torch.tensor(0.0), [x, y, z], gradients)).backward()
+    assert_close(
+        [x.grad, y.grad, z.grad], [3 * torch.tensor([1.0, 2.0])] * 2 + [torch.full((2,), 3.0)]
+    )
+
+
+@pytest.mark.parametrize("select", ["all", "shared"])
+def test_terms_of_a_sum_get_the_scaled_gradient_that_autograd_gives_them(select: Select) -> None:
+    torch.manual_seed(0)
+    trunk, first, second = (torch.randn(3, requires_grad=True) for _ in range(3))
+    losses = [(trunk.exp() + first + second).sin().sum(), trunk.square().sum()]
+    params = [trunk, first, second]
+    expected = torch.autograd.grad(8 * sum(losses), params, retain_graph=True)
+    rows = collect(named_parameters_of(params), select=select, keeps=False)
+    rows.add(Objectives.of(losses))
+    (8 * compute_update(rows, Sum()).surrogate()).backward()
+    assert_close([tensor.grad for tensor in params], list(expected))
+
+
+def test_sparse_gradients_are_scaled() -> None:
+    table = torch.zeros(3, 2, requires_grad=True)
+    sparse = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]).to_sparse(1)
+    (3 * surrogate(torch.tensor(0.0), [table], [sparse])).backward()
+    assert table.grad is not None
+    assert_close(table.grad.to_dense(), torch.tensor([[0.0, 0.0], [3.0, 3.0], [0.0, 0.0]]))
 
 
 def test_a_second_backward_pass_is_refused() -> None:

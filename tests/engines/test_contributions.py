@@ -15,7 +15,9 @@ from lightning_jd.engines.tape.contributions.convolution import (
     ConvolutionWeight,
     Geometry,
     _contribution,
+    _pixel_kernel,
 )
+from lightning_jd.engines.tape.contributions.convolution._variants import one_by_one
 from lightning_jd.engines.tape.graph import Placement
 
 #: Objectives, positions, inputs, outputs: by kernels in one block and in many, by rows that are
@@ -181,3 +183,36 @@ def test_a_cpu_does_not_measure_which_way_is_fastest(monkeypatch: pytest.MonkeyP
             x, D, geometry, Placement(0, prod(geometry.kernel), geometry.kernel)
         )
         assert part._variant == part._row_variants()[0]
+
+
+@pytest.mark.parametrize("sums", ["_Phases", "_Windows"])
+@pytest.mark.parametrize("chunk", [1, 1 << 20])
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding", "dilation"),
+    [
+        ((4, 4), (3, 3), (1, 1), (1, 1), (1, 1)),
+        ((5, 4), (3, 2), (2, 1), (1, 0), (1, 1)),
+        ((6, 7), (2, 3), (1, 2), (0, 2), (2, 1)),
+        ((6, 6), (1, 1), (2, 2), (0, 0), (1, 1)),
+        ((2, 2), (3, 3), (3, 2), (2, 1), (1, 1)),
+    ],
+)
+def test_products_of_pixels(
+    sums: str,
+    chunk: int,
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sums for a CPU and for an accelerator, all objectives at once and one by one."""
+    torch.manual_seed(0)
+    geometry = Geometry((4, 3, *kernel), stride, padding, dilation, False, (0, 0), 1)
+    x, weight = torch.randn(5, 3, *size).double(), torch.randn(4, 3, *kernel).double()
+    D = torch.randn_like(F.conv2d(x, weight, None, stride, padding, dilation))
+    rows = one_by_one(x.unsqueeze(1), D.unsqueeze(1), geometry).flatten(1)
+    chosen = getattr(_pixel_kernel, sums)
+    monkeypatch.setattr(_pixel_kernel, "_Phases", chosen)
+    assert_close(_pixel_kernel.pixel_kernel_gramian(x, D, geometry, chunk), rows @ rows.T)

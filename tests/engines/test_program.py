@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from lightning_jd.engines import Objectives, Tape
 from lightning_jd.engines.tape import Rows, Site, register_rule, unregister_rule
+from lightning_jd.engines.tape.program import Program, Recorder
 from lightning_jd.engines.tape.run import Replay
 from tests.engines.oracle import TOLERANCE, check_tape, jacobian_blocks
 from tests.engines.zoo import CASES, default_dtype
@@ -268,3 +269,41 @@ def test_a_program_rounds_as_its_rules_do(name: str) -> None:
     assert is_replayed(tape)
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(other, found[0], strict=True))
+
+
+def recorded(compute: Callable[[Tensor, Tensor], Tensor]) -> tuple[list[str], Tensor, Tensor]:
+    """The names of the operations that are left of a computation, its result, and that of them."""
+    torch.manual_seed(0)
+    recorder = Recorder()
+    x, w = torch.randn(4, 3), torch.randn(3)
+    inputs = [recorder.input(x), recorder.input(w)]
+    with recorder.recording():
+        result = compute(*inputs)
+    slots = [recorder.slot_of(tensor) for tensor in (*inputs, result)]
+    recorder.close()
+    program = Program(recorder, slots[1], slots[2], [], slots[:2])
+    (replayed,) = program.assemble([x, w])
+    text = program.assemble.__doc__ or ""
+    calls = [line for line in text.splitlines() if " = f" in line]
+    return calls, result, replayed
+
+
+@pytest.mark.parametrize(
+    ("compute", "calls"),
+    [
+        (lambda x, w: x.exp().sum(0) + x.exp().sum(0), 3),
+        (lambda x, w: (x.view(2, 6).exp().view(4, 3) * w) + (x.view(2, 6).exp().view(4, 3) * w), 5),
+        (lambda x, w: x.exp().add_(1) + x.exp(), 4),  # the first is changed
+        (lambda x, w: x.exp().sum(0) + x.exp().sum(1).sum(), 5),
+        (lambda x, w: (y := x.exp()).add_(1).sum() + y.mul_(2).sum(), 6),  # read in between
+    ],
+)
+def test_nothing_is_computed_twice(compute: Callable[..., Tensor], calls: int) -> None:
+    found, result, replayed = recorded(compute)
+    assert torch.equal(replayed, result)
+    assert len(found) == calls, found
+
+
+def test_random_numbers_are_drawn_twice() -> None:
+    found, _, _ = recorded(lambda x, w: torch.rand_like(x) - torch.rand_like(x))
+    assert len(found) == 3

@@ -93,6 +93,11 @@ class DeviceTensor(Tensor):
         return self.held.untyped_storage()
 
     @override
+    def data_ptr(self) -> int:
+        """The address of the first number."""
+        return self.held.data_ptr()
+
+    @override
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         record("repr")
         return f"{self.held!r} on {NAME}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -15,7 +16,9 @@ _aten = torch.ops.aten
 def simplified(
     operations: Sequence[Operation], values: Sequence[Value], results: Sequence[Slot]
 ) -> tuple[list[Operation], dict[Slot, Slot]]:
-    """Share equal views, skip views of views, drop what nobody needs; numbers stay, bit for bit.
+    """Compute nothing twice, share views, skip views of views, drop what nobody needs.
+
+    Numbers stay, bit for bit.
 
     Args:
         operations: What was recorded.
@@ -25,10 +28,65 @@ def simplified(
     Returns:
         The operations, and the slots that stand for others now.
     """
-    shorter, names = _without_repeated_views(operations, values)
+    names: dict[Slot, Slot] = {}
+    while True:  # equal calls may make arguments equal
+        operations, others = _without_repeated_views(operations, values)
+        names = _renamed(names, others)
+        shorter, values, others = _without_repeated_calls(operations, values)
+        names = _renamed(names, others)
+        if len(shorter) == len(operations):
+            break
+        operations = shorter
     wanted = [replaced(slot, names) for slot in results]
-    shorter = _needed(shorter, values, wanted)
-    return shorter, names
+    return _needed(operations, values, wanted), names
+
+
+def _renamed(names: dict[Slot, Slot], others: dict[Slot, Slot]) -> dict[Slot, Slot]:
+    """What a slot stands for after both replacements."""
+    return {slot: others.get(other, other) for slot, other in names.items()} | others
+
+
+def _without_repeated_calls(
+    operations: Sequence[Operation], values: Sequence[Value]
+) -> tuple[list[Operation], list[Value], dict[Slot, Slot]]:
+    """What two equal calls compute is the same, unless something is written in between.
+
+    Returns:
+        The operations; the values, where the memory of a second result is that of the first; and
+        the slots that stand for others.
+    """
+    writes = Counter(memory for operation in operations for memory in operation.writes)
+    names: dict[Slot, Slot] = {}
+    memories: dict[int, int] = {}
+    first: dict[object, Operation] = {}
+    shorter: list[Operation] = []
+    for operation in operations:
+        operation = operation.renamed(names)
+        if not _is_pure(operation, values, writes):
+            shorter.append(operation)
+            continue
+        call = operation.function, operation.is_late, str((operation.args, operation.kwargs))
+        known = first.setdefault(call, operation)
+        if known is operation:
+            shorter.append(operation)
+            continue
+        for slot, other in zip(operation.results, known.results, strict=True):
+            names[slot] = other
+            memories[values[slot.number].memory] = values[other.number].memory
+    moved = [replace(value, memory=memories.get(value.memory, value.memory)) for value in values]
+    return shorter, moved, names
+
+
+def _is_pure(operation: Operation, values: Sequence[Value], writes: Counter[int]) -> bool:
+    """Whether a call fills new memory that nobody writes to again, from memory that nobody does."""
+    if not operation.writes or NOTHING in operation.results:
+        return False
+    if torch.Tag.nondeterministic_seeded in getattr(operation.function, "tags", ()):
+        return False
+    read = {values[slot.number].memory for slot in operation.reads()}
+    made = {values[slot.number].memory for slot in operation.results}
+    # an input is not written to, and anything else once, when it is made
+    return made == operation.writes and all(writes[memory] <= 1 for memory in read | made)
 
 
 def _without_repeated_views(

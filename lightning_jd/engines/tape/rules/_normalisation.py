@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from lightning_jd.engines.tape.contributions import Contribution, Rows
@@ -38,12 +39,11 @@ def group_norm_scale(site: Site) -> Contribution:
     """Per channel: ``(Σ D x - mean Σ D) / deviation``, so that x is read once."""
     _samples_first(site)
     x, D = _pixels_last(site.saved("input")), _pixels_last(site.cotangent)
-    n, channels = x.shape[:2]
-    per_group = channels // site.saved("group")
-    mean = site.saved("result1").reshape(n, -1).repeat_interleave(per_group, dim=1)
-    rstd = site.saved("result2").reshape(n, -1).repeat_interleave(per_group, dim=1)
-    scale = ((D * x).sum(dim=2) - D.sum(dim=2) * mean) * rstd
-    return _per_channel(site, scale)
+    grouped = len(x), int(site.saved("group")), -1
+    mean, rstd = site.saved("result1").view(grouped), site.saved("result2").view(grouped)
+    products, sums = (D * x).sum(dim=2).view(grouped), D.sum(dim=2).view(grouped)
+    centred = torch.addcmul(products, sums, mean, value=-1)
+    return _per_channel(site, (centred * rstd).flatten(1))
 
 
 @register_rule("NativeGroupNormBackward0", 2)
@@ -66,8 +66,8 @@ def batch_norm_scale(site: Site) -> Contribution:
     else:
         mean = site.saved("running_mean")
         rstd = (site.saved("running_var") + site.saved("eps")).rsqrt()
-    scale = ((D * x).sum(dim=2) - D.sum(dim=2) * mean) * rstd
-    return _per_channel(site, scale)
+    centred = torch.addcmul((D * x).sum(dim=2), D.sum(dim=2), mean, value=-1)
+    return _per_channel(site, centred * rstd)
 
 
 @register_rule("NativeBatchNormBackward0", 2)
@@ -89,4 +89,5 @@ def _samples_first(site: Site) -> None:
 
 def _per_channel(site: Site, per_sample: Tensor) -> Contribution:
     rows = site.owners.split_cotangent(per_sample).to(site.dtype)
-    return Rows(rows.sum(dim=1), site.placements[0])
+    is_one = rows.shape[1] == 1  # sample per objective
+    return Rows(rows.squeeze(1) if is_one else rows.sum(dim=1), site.placements[0])

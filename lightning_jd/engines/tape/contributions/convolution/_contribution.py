@@ -173,11 +173,10 @@ class ConvolutionWeight(Contribution):
 
     @cached_property
     def _variant(self) -> str:
-        names = self._row_variants()
         is_short = prod(self.geometry.kernel) <= Rows.SHORT
         if not is_short and pixel_kernel_pays(self.x, self.D, self.geometry):
-            names.insert(0, "pixel kernel")
-        return self._fastest(names)
+            return "pixel kernel"
+        return self._row_variant
 
     @property
     def _lean_variant(self) -> str:

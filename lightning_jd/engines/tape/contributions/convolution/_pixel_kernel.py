@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_jd.engines.tape.contributions._pieces import pieces
@@ -48,28 +49,74 @@ def pixel_kernel_gramian(x: Tensor, D: Tensor, geometry: Geometry, chunk: int) -
         geometry: The convolution; two-dimensional, one group.
         chunk: Bytes that the products of some objectives with all others should take.
     """
-    m, _, height, width = D.shape
-    pixels = height * width
+    m, out, height, width = D.shape
+    sums: _Phases | _Windows
+    sums = (_Phases if D.device.type == "cpu" else _Windows)(x, (height, width), geometry)
     cotangents = D.permute(2, 3, 0, 1)  # (height, width, m, out)
-    phases = list(_phases(x, geometry))
-    G = D.new_zeros(m, m)
-    step = max(
-        1, min(-(-m // min(4, pieces(D).blocks)), chunk // (pixels * pixels * m * D.element_size()))
-    )
+    G = D.new_empty(m, m)
+    fits = chunk // (sums.pixels**2 * m * D.element_size())
+    step = max(1, min(-(-m // sums.blocks), fits))
     for begin in range(0, m, step):
         end = min(m, begin + step)
-        patches = D.new_zeros(height, width, end - begin, height, width, m - begin)
-        for image, shifts_y, shifts_x in phases:
-            products = _products(image, begin, end)
-            for along_x, shift_y in _shifted(products, shifts_y, shifts_x, width):
-                _add_shifted(patches, along_x, shift_y, 0)
-        outputs = cotangents[:, :, begin:end].reshape(-1, D.shape[1])
-        outputs = outputs @ cotangents[:, :, begin:].reshape(-1, D.shape[1]).T
-        outputs = outputs.mul_(patches.view(outputs.shape))
+        outputs = cotangents[:, :, begin:end].reshape(-1, out)
+        outputs = outputs @ cotangents[:, :, begin:].reshape(-1, out).T
+        outputs = outputs.mul_(sums.of_patches(begin, end).view(outputs.shape))
+        pixels = height * width
         block = outputs.view(pixels, end - begin, pixels, m - begin).sum((0, 2))
+        if step >= m:
+            return block
         G[begin:end, begin:] = block
         G[end:, begin:end] = block[:, end - begin :].T
     return G
+
+
+class _Windows:
+    """Products of patches from those of all pixels of the padded images, in three kernels.
+
+    For accelerators: more is read and computed, but little is launched.
+    """
+
+    blocks = 1
+
+    def __init__(self, x: Tensor, output: tuple[int, int], geometry: Geometry) -> None:
+        (pad_y, pad_x), self._output, self._geometry = geometry.padding, output, geometry
+        self._image = F.pad(x, (pad_x, pad_x, pad_y, pad_y)).permute(2, 3, 0, 1)
+        self.pixels = self._image.shape[0] * self._image.shape[1]
+
+    def of_patches(self, begin: int, end: int) -> Tensor:
+        """Shape (height, width, some objectives, height, width, these and later ones)."""
+        (step_y, step_x), (dilation_y, dilation_x) = self._geometry.stride, self._geometry.dilation
+        products = _products(self._image, begin, end)
+        y, x, left, y_too, x_too, right = products.stride()
+        (height, width), some, others = self._output, end - begin, products.shape[5]
+        windows = products.as_strided(
+            (*self._geometry.kernel[2:], height, width, some, height, width, others),
+            (
+                *(dilation_y * (y + y_too), dilation_x * (x + x_too)),
+                *(step_y * y, step_x * x, left),
+                *(step_y * y_too, step_x * x_too, right),
+            ),
+        )
+        return windows.sum((0, 1))
+
+
+class _Phases:
+    """The same by sums of few large shifted pieces, which are in the cache of a CPU."""
+
+    def __init__(self, x: Tensor, output: tuple[int, int], geometry: Geometry) -> None:
+        self._phases, self._output = list(_phases(x, geometry)), output
+        self.blocks, self.pixels = min(4, pieces(x).blocks), output[0] * output[1]
+        self._new_zeros, self._m = x.new_zeros, len(x)
+
+    def of_patches(self, begin: int, end: int) -> Tensor:
+        """Shape (height, width, some objectives, height, width, these and later ones)."""
+        height, width = self._output
+        patches = self._new_zeros(height, width, end - begin, height, width, self._m - begin)
+        for image, shifts_y, shifts_x in self._phases:
+            products = _products(image, begin, end)
+            for along_x, shift_y in _shifted(products, shifts_y, shifts_x, width):
+                _add_shifted(patches, along_x, shift_y, 0)
+        return patches
 
 
 def _phases(x: Tensor, geometry: Geometry) -> Iterator[tuple[Tensor, list[int], list[int]]]:
