@@ -1,13 +1,10 @@
 """Gramians in float64, and what their own precision can tell from zero."""
 
 import torch
-from torch import Tensor
 
+from lightning_jd.linalg import in_float64
 
-def in_float64(gramian: Tensor) -> Tensor:
-    """The Gramian in float64: on its device, or on the host if the device (MPS) has no float64."""
-    available = gramian.cpu() if gramian.device.type == "mps" else gramian
-    return available.detach().double()
+__all__ = ["in_float64", "relative_tolerance"]
 
 
 def relative_tolerance(m: int, precision: torch.dtype) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_jd.errors import ArgumentError
+from lightning_jd.linalg import in_float64
 
 #: Rows without names of their own: the same position holds other data in the next batch.
 NAMELESS = ("instances", "instances_tasks")
@@ -59,5 +60,4 @@ class Step:
                 f"{method} requires the loss values, got gradients only. Use it in a training step "
                 "(`lightning_jd.backward`, JacobianDescent), or pass a `Step` with `values`."
             )
-        known = self.values.detach()
-        return (known.cpu() if known.device.type == "mps" else known).double()
+        return in_float64(self.values)

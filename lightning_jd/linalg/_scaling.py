@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_jd.linalg._float64 import has_float64
+
 
 class UnitDiagonal(NamedTuple):
     """``C`` (m, m) with ones on its diagonal, ``d`` (m,) and ``1 / d`` (0 where ``d`` is 0)."""
@@ -72,4 +74,4 @@ def to_finite(weights: Tensor, dtype: torch.dtype) -> Tensor:
 
 def work_device(device: torch.device) -> torch.device:
     """Where to compute in float64: on the device itself, unless it has no float64."""
-    return torch.device("cpu") if device.type == "mps" else device
+    return device if has_float64(device) else torch.device("cpu")

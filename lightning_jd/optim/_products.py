@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 
+from lightning_jd.linalg import has_float64
 from lightning_jd.optim._two_rows import Products
 
 _BLOCK = 1 << 17  # entries: a block of both rows stays in the cache of a CPU
@@ -59,7 +60,7 @@ def _vectors(row: list[Tensor]) -> list[Tensor]:
 def _summed(parts: list[Tensor], kinds: int) -> Tensor:
     """The sums of every so-manieth number."""
     stacked = torch.stack(parts).view(-1, kinds)
-    return (stacked if stacked.device.type == "mps" else stacked.double()).sum(0)
+    return (stacked.double() if has_float64(stacked.device) else stacked).sum(0)
 
 
 def _to_host(totals: list[Tensor]) -> list[list[float]]:
