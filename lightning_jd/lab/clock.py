@@ -112,6 +112,11 @@ def check_clock(clock: Clock) -> None:
         raise ArgumentError(f"`clock` must be 'wall' on a device, got 'cpu' on {here()}.")
 
 
+def best_clock() -> Clock:
+    """The clock that other programs disturb least: on a device only that of the wall sees it."""
+    return "cpu" if here().type == "cpu" else "wall"
+
+
 def ratio(a: Timing, b: Timing) -> float:
     """How many times as long as ``b`` does ``a`` take: the median of the ratios of each round.
 

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from lightning_jd.errors import ArgumentError
+from lightning_jd.lab.device import here, stay_on
 from lightning_jd.lab.store import Store
 
 Run = TypeVar("Run")
@@ -78,6 +79,8 @@ def hired(
 ) -> Iterator[Callable[..., Found]]:
     """Open a crew's workers: one trains in this process, more in processes of their own.
 
+    All of them are on the device of this measurement.
+
     Args:
         workers: How many runs are trained at a time.
         build: A function of a module, so that it can be sent to processes: makes what trains a run.
@@ -97,7 +100,7 @@ def hired(
         # A fork would inherit locks of torch's threads in an unknown state.
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_enter,
-        initargs=(build, arguments),
+        initargs=(str(here()), build, arguments),
     )
     try:
         with _ctrl_c_put_off():
@@ -144,9 +147,10 @@ def side_by_side(jobs: Sequence[Callable[[], _Answer]], workers: int) -> list[_A
 _trained: Callable[..., Any] | None = None  # of a worker's process
 
 
-def _enter(build: Callable[..., Callable[..., Any]], arguments: Sequence[Any]) -> None:
+def _enter(device: str, build: Callable[..., Callable[..., Any]], arguments: Sequence[Any]) -> None:
     global _trained
     torch.set_num_threads(1)
+    stay_on(device)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     _trained = build(*arguments)
 

@@ -23,19 +23,42 @@ def measured_on(device: str) -> Iterator[None]:
         ...     print(here())
         cpu
     """
-    try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ArgumentError(
-            f"`device` must be one that torch can use here ({', '.join(available())}), got "
-            f"{device!r}: {str(error).partition(chr(10))[0]}"
-        ) from error
-    _current.append(found)
+    _current.append(usable(device))
     try:
         yield
     finally:
         _current.pop()
+
+
+def stay_on(device: str) -> None:
+    """Measure on a device until the process ends: what a worker does that another one started.
+
+    Raises:
+        ArgumentError: If there is no such device.
+    """
+    _current.append(usable(device))
+
+
+def usable(device: str) -> torch.device:
+    """The device of this name, if it can compute.
+
+    Raises:
+        ArgumentError: If torch cannot use it here.
+
+    Example:
+        >>> usable("cpu")
+        device(type='cpu')
+    """
+    try:
+        found = torch.device(device)
+        torch.ones(1, device=found).item()  # a device that is busy or broken says so now
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ArgumentError(
+            f"`device` must be one that torch can use here ({', '.join(available())}), got "
+            f"{device!r}: {str(error).partition(chr(10))[0].rstrip('.')}. Choose one of these, or "
+            "install a torch that was built for that device."
+        ) from error
+    return found
 
 
 def available() -> list[str]:
@@ -60,12 +83,20 @@ def here() -> torch.device:
 def wait_for_device() -> None:
     """A device that was asked goes on by itself: a clock is read when it is done."""
     if here().type != "cpu":
-        torch.get_device_module(here()).synchronize()
+        torch.get_device_module(here()).synchronize(*_which())
 
 
 def name_of_device() -> str:
-    """What the device is called, for the environment of a table."""
+    """What the device is called, for the environment of a table and the key of a stored run.
+
+    Without its number: the second of two equal devices gives what the first gives.
+    """
     if here().type == "cpu":
         return "cpu"
     name = getattr(torch.get_device_module(here()), "get_device_name", None)
-    return str(here()) if name is None else f"{here()}: {name()}"
+    return here().type if name is None else f"{here().type}: {name(*_which())}"
+
+
+def _which() -> tuple[torch.device, ...]:
+    """The argument that tells functions of torch which of several devices is meant."""
+    return () if here().index is None or here().type == "mps" else (here(),)

@@ -34,7 +34,7 @@ from lightning_jd.core.rows._live import LiveRows
 from lightning_jd.core.rows._pooled import PooledRows
 from lightning_jd.engines import NamedParameters, Objectives, jacobian, leaves_reached, select
 from lightning_jd.errors import ArgumentError, NonFiniteError
-from lightning_jd.lab.bench.ddp import layers_of
+from lightning_jd.lab.bench._layers import layers_of
 from tests.helpers.processes import run_in_processes
 from tests.helpers.two_processes import run_in_two_processes
 

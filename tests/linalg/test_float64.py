@@ -6,9 +6,8 @@ from lightning_jd.linalg import has_float64, in_float64
 
 
 def test_only_devices_without_float64_have_none() -> None:
-    assert [
-        kind for kind in ("cpu", "cuda", "xpu", "mps") if not has_float64(torch.device(kind))
-    ] == ["mps"]
+    kinds = ("cpu", "cuda", "xpu", "mps")
+    assert [kind for kind in kinds if not has_float64(torch.device(kind))] == ["mps"]
 
 
 def test_a_tensor_is_widened_without_its_graph() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lightning_jd.core import volume
-from lightning_jd.lab.bench.ddp import Kind, layers_of
+from lightning_jd.lab.bench._layers import Kind, layers_of
 from lightning_jd.lab.work.networks import Work, mlp, mlp_tasks, resnet18
 
 PROCESSES = (2, 8, 64, 1024)

@@ -12,24 +12,23 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_jd._folders import writable_folder
 from lightning_jd.aggregators import resolve
-from lightning_jd.core import Head, Matrix, volume
-from lightning_jd.engines import Objectives, named_parameters_of, tasks_reaching
+from lightning_jd.core import volume
+from lightning_jd.engines import named_parameters_of
 from lightning_jd.errors import ArgumentError, JDError
+from lightning_jd.lab.bench._layers import Kind, layers_of
 from lightning_jd.lab.clock import interleaved, ratio
 from lightning_jd.lab.console import progress_bar
+from lightning_jd.lab.device import here, measured_on, stay_on, usable
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.work.networks import Work, cnn, mean_of, mlp, mlp_tasks
 from lightning_jd.surfaces._output import objectives_of
 from lightning_jd.surfaces._settings import Settings
 from lightning_jd.surfaces._step import compute_step, delivery_to
-
-Kind = Literal["instances", "tasks", "ranks"]
 
 
 @dataclass(frozen=True)
@@ -78,20 +77,23 @@ def ddp(
     processes: int = 2,
     threads: int = 1,
     repeats: int = 10,
+    device: str = "cpu",
     output: Path = Path("results"),
 ) -> None:
     """Time a step with UPGrad on several processes against DistributedDataParallel alone.
 
-    The processes are real ones on this machine, with the gloo backend. They meet through a file. A
-    step is forward, Gramian of the rows of all processes, weights, gradients, and their reduction
-    by DistributedDataParallel. What a process sends is counted where it is sent, and computed from
-    the sizes of the layers; what DistributedDataParallel sends (the gradient, in both cases) is not
+    The processes are real ones on this machine: on the CPU with the gloo backend, on accelerators
+    with that of their maker (NCCL) and a device each. They meet through a file. A step is forward,
+    Gramian of the rows of all processes, weights, gradients, and their reduction by
+    DistributedDataParallel. What a process sends is counted where it is sent, and computed from the
+    sizes of the layers; what DistributedDataParallel sends (the gradient, in both cases) is not
     included. The last columns are computed for more processes than there are.
 
     Args:
         processes: How many processes to start.
         threads: Threads of torch in each of them.
         repeats: Timed steps of each kind.
+        device: The kind of device, of which every process takes one: "cpu", "cuda", ...
         output: The folder for ddp.json and ddp.md.
     """
     if processes < 2 or threads < 1 or repeats < 1:
@@ -100,22 +102,52 @@ def ddp(
             f"{processes}, {threads} and {repeats}."
         )
     writable_folder(output)
+    check_devices(device, processes)
     rows = []
-    with progress_bar(total=len(CASES)) as start:
-        for name, case in CASES.items():
-            start(name)
-            rows.append({"work": name, **measure(case, processes, threads, repeats)})
-    notes = (
-        f"{processes} processes, {threads} threads each, gloo; medians of {repeats} steps by the "
-        "wall clock, the two in turns. CPU time is that of all threads of a process, in steps of "
-        "their own, on average over the processes. Megabytes (10^6) that a process sends in a "
-        "step, on average over the processes.",
-    )
-    report = Report("ddp", "Jacobian descent against plain DDP", _COLUMNS, rows, notes)
+    with measured_on(device):
+        with progress_bar(total=len(CASES)) as start:
+            for name, case in CASES.items():
+                start(name)
+                rows.append({"work": name, **measure(case, processes, threads, repeats, device)})
+        notes = (
+            f"{processes} processes, {threads} threads each, {_backend(device)}; medians of "
+            f"{repeats} steps by the wall clock, the two in turns. CPU time (without accelerators) "
+            "is that of all threads of a process, in steps of their own, on average over the "
+            "processes. Megabytes (10^6) that a process sends in a step, on average over the "
+            "processes.",
+        )
+        report = Report("ddp", "Jacobian descent against plain DDP", _COLUMNS, rows, notes)
     report.publish(output)
 
 
-def measure(case: Case, processes: int, threads: int, repeats: int) -> dict[str, Value]:
+def check_devices(device: str, processes: int) -> None:
+    """Raise unless every process can have a device of its own, which NCCL demands.
+
+    Raises:
+        ArgumentError: If there is no such kind of device, or too few.
+    """
+    found = usable(device)
+    if found.index is not None:
+        raise ArgumentError(
+            f"`device` must be a kind of device, of which every process takes one, got {device!r}. "
+            f"Write {found.type!r}."
+        )
+    count = processes if found.type == "cpu" else torch.get_device_module(found).device_count()
+    if count < processes:
+        raise ArgumentError(
+            f"`processes` must be at most {count} on {device!r}, because processes that exchange "
+            f"gradients need a device each, got {processes}. Run it with more devices, or with "
+            "--device cpu."
+        )
+
+
+def _backend(device: str) -> str:
+    return str(dist.get_default_backend_for_device(torch.device(device)))
+
+
+def measure(
+    case: Case, processes: int, threads: int, repeats: int, device: str = "cpu"
+) -> dict[str, Value]:
     """One line of the table.
 
     Raises:
@@ -124,7 +156,7 @@ def measure(case: Case, processes: int, threads: int, repeats: int) -> dict[str,
     context = mp.get_context("spawn")
     results: Any = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (processes, folder, case, threads, repeats, results)
+        arguments = (processes, folder, case, threads, repeats, device, results)
         running: Any = spawn(_enter, arguments, nprocs=processes, join=False)
         try:
             while not running.join(timeout=0.1):
@@ -143,48 +175,6 @@ def _received(results: Any) -> dict[str, Value]:
     return found
 
 
-def layers_of(model: nn.Module, x: Tensor, kind: Kind) -> list[int | Matrix | Head]:
-    """The sizes of the layers of a model, from the shapes in a forward pass.
-
-    Args:
-        model: The model. If it returns a list, that has one output per task.
-        x: The batch of one process.
-        kind: What a row is: an instance, or a task, which is about the whole batch.
-
-    Example:
-        >>> layers_of(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)), torch.ones(4, 3), "tasks")
-        [Matrix(positions=4, inputs=3, outputs=2, bias=2, shared=False), 2, 2]
-    """
-    outputs: dict[nn.Module, Tensor] = {}
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
-    hooks = [
-        layer.register_forward_hook(lambda layer, _, output: outputs.update({layer: output}))
-        for layer in layers
-    ]
-    answer = model(x)
-    for hook in hooks:
-        hook.remove()
-    several = kind == "tasks" and isinstance(answer, list) and len(answer) > 1
-    masks = tasks_reaching(Objectives.of([each.sum() for each in answer])) if several else {}
-    found: list[int | Matrix | Head] = []
-    for layer in model.modules():
-        tensors = list(layer.parameters(recurse=False))
-        own = [tensor.numel() for tensor in tensors]
-        if several and all(masks.get(id(tensor), 0).bit_count() == 1 for tensor in tensors):
-            found += [Head(size) for size in own]
-        elif isinstance(layer, nn.Linear):
-            positions = outputs[layer].numel() // layer.out_features
-            each = positions if kind == "tasks" else positions // len(x)
-            found.append(Matrix(each, layer.in_features, layer.out_features, sum(own[1:])))
-        elif isinstance(layer, nn.Conv2d) and layer.groups == 1 and kind == "instances":
-            pixels = outputs[layer][0, 0].numel()
-            patch = own[0] // layer.out_channels
-            found += [Matrix(pixels, patch, layer.out_channels), *own[1:]]
-        else:
-            found += own
-    return found
-
-
 def _enter(
     rank: int,
     processes: int,
@@ -192,22 +182,28 @@ def _enter(
     case: Case,
     threads: int,
     repeats: int,
+    device: str,
     results: Any,
 ) -> None:
     torch.set_num_threads(threads)
+    if device != "cpu":
+        torch.get_device_module(device).set_device(rank)  # objects travel through it, too
+        stay_on(f"{device}:{rank}")
     store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=processes)
+    dist.init_process_group(_backend(device), init_method=store, rank=rank, world_size=processes)
     try:
-        found = _measure_here(case, processes, repeats)
+        found = measure_here(case, processes, repeats)
         if rank == 0:
             results.put(found)
     finally:
         dist.destroy_process_group()
 
 
-def _measure_here(case: Case, processes: int, repeats: int) -> dict[str, Value]:
+def measure_here(case: Case, processes: int, repeats: int) -> dict[str, Value]:
+    """One line of the table, measured by every process of a group on a device of its own."""
     torch.manual_seed(dist.get_rank())
-    work = case.build()  # DistributedDataParallel gives all the parameters of the first
+    # DistributedDataParallel gives all the parameters of the first.
+    work = case.build().to(here())
     model = DistributedDataParallel(work.model)
     named = named_parameters_of(work.model)
     rows: Literal["ranks"] | None = "ranks" if case.kind == "ranks" else None
@@ -229,11 +225,11 @@ def _measure_here(case: Case, processes: int, repeats: int) -> dict[str, Value]:
 
     ways = {"plain": plain, "jd": descent}
     times = interleaved(ways, repeats=repeats, warmup=3)
-    own = interleaved(ways, repeats=repeats, clock="cpu")
-    cpu_ratio = torch.tensor(ratio(own["jd"], own["plain"]))
-    dist.all_reduce(cpu_ratio)
-    added = torch.tensor([sum(sent.get(purpose, 0) for purpose in _ADDED)])
-    dist.all_reduce(added)
+    cpu_ratio = None
+    if here().type == "cpu":  # that clock does not see a device
+        own = interleaved(ways, repeats=repeats, clock="cpu")
+        cpu_ratio = _mean(ratio(own["jd"], own["plain"]))
+    added = _mean(sum(sent.get(purpose, 0) for purpose in _ADDED))
     m = 1 if case.kind == "ranks" else _count(work)
     layers = layers_of(work.model, work.x, case.kind)
     computed = {R: volume(case.kind, m, layers, R) for R in (processes, *_FURTHER)}
@@ -242,12 +238,19 @@ def _measure_here(case: Case, processes: int, repeats: int) -> dict[str, Value]:
         "plain_ms": 1e3 * times["plain"].median,
         "jd_ms": 1e3 * times["jd"].median,
         "ratio": ratio(times["jd"], times["plain"]),
-        "cpu_ratio": float(cpu_ratio) / processes,
+        "cpu_ratio": cpu_ratio,
         "gradient_mb": computed[processes]["gradient"] / 1e6,
         "computed_mb": _megabytes(computed[processes]),
-        "measured_mb": float(added) / processes / 1e6,
+        "measured_mb": added / 1e6,
         **{f"at_{R}_mb": _megabytes(computed[R]) for R in _FURTHER},
     }
+
+
+def _mean(number: float) -> float:
+    """Over the processes; the number of bytes of a step is too large for float32 to add exactly."""
+    total = torch.tensor(number, device=here(), dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total) / dist.get_world_size()
 
 
 #: What Jacobian descent sends beyond the gradient; how processes agree on names is left out.

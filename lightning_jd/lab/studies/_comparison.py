@@ -60,7 +60,7 @@ def publish(best: Best, crew: Crew[Run, Outcome], budget: Budget, folder: Path) 
         *_told(crew.failures),
     ]
     rows = compared(best)
-    steps = {s.label: _steps(crew.store, s) for s in best}
+    steps = {s.label: _steps(crew.store, s, run.device) for s in best}
     for row in rows:
         row["steps"] = steps[str(row["method"])]
         row["method"] = _called(str(row["method"]), run)
@@ -76,12 +76,12 @@ def _called(label: str, run: Run) -> str:
     return label if run.optimizer == "sgd" else label.removesuffix(" (SGD)")
 
 
-def _steps(store: Runs, setting: Setting) -> int:
-    """How many training steps all runs of a setting have taken together."""
+def _steps(store: Runs, setting: Setting, device: str) -> int:
+    """How many training steps all runs of a setting have taken together, on a device."""
     return sum(
         len(outcome.losses)
         for run, outcome in store.items()
-        if (run.aggregator, run.reg) == (setting.aggregator, setting.reg)
+        if (run.aggregator, run.reg, run.device) == (setting.aggregator, setting.reg, device)
     )
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from lightning_jd import optim
 from lightning_jd.lab.data import Images, paper_subset
+from lightning_jd.lab.device import here
 
 #: What is compared: name to class, arguments, and where the walk over 10^(k/12) begins.
 OPTIMIZERS: dict[str, tuple[type[optim.SGD | optim.Adam | optim.NAdam], dict[str, Any], int]] = {
@@ -38,6 +39,7 @@ class MomentumRun:
         epochs: How often each image is seen.
         size: The number of training images.
         batch: The number of images in a step.
+        device: The name of the device: no run of one is taken for that of another.
     """
 
     dataset: str
@@ -48,6 +50,7 @@ class MomentumRun:
     epochs: int
     size: int = 2048
     batch: int = 32
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,8 @@ def train(run: MomentumRun, split: Images) -> MomentumOutcome:
     images, labels = paper_subset(split, run.seed, run.size + held_out)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
-        model = small_cnn(images.shape[1])
+        model = small_cnn(images.shape[1]).to(here())
+    images, labels = images.to(here()), labels.to(here())
     kind, arguments, _ = OPTIMIZERS[run.optimizer]
     optimizer = kind(model.parameters(), lr=run.lr, aggregator=run.aggregator, **arguments)
     losses: list[float] = []
@@ -119,7 +123,7 @@ def train(run: MomentumRun, split: Images) -> MomentumOutcome:
 def _batches(run: MomentumRun) -> Iterator[Tensor]:
     order = torch.Generator().manual_seed(run.seed)
     for _ in range(run.epochs):
-        yield from torch.randperm(run.size, generator=order).split(run.batch)
+        yield from torch.randperm(run.size, generator=order).to(here()).split(run.batch)
 
 
 def _opposed(optimizer: torch.optim.Optimizer) -> bool:

@@ -23,6 +23,10 @@ class Quadratics:
     matrices: Tensor
     centres: Tensor
 
+    def to(self, like: Tensor) -> "Quadratics":
+        """The same on the device and in the precision of a tensor."""
+        return Quadratics(self.title, self.matrices.to(like), self.centres.to(like))
+
     def values(self, x: Tensor) -> Tensor:
         """The objectives of points of shape (..., n), shape (..., m).
 

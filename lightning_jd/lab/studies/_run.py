@@ -25,6 +25,7 @@ class Run:
         batch: The number of images, hence of objectives, in a step.
         optimizer: What turns gradients into steps: SGD without momentum, or Adam with the default
             settings of PyTorch.
+        device: The name of the device: no run of one is taken for that of another.
     """
 
     dataset: str
@@ -36,6 +37,7 @@ class Run:
     size: int = 1024
     batch: int = 32
     optimizer: Optimizer = "sgd"
+    device: str = "cpu"
 
     @property
     def label(self) -> str:

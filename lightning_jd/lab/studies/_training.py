@@ -11,6 +11,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from lightning_jd.errors import NonFiniteError
+from lightning_jd.lab.device import here
 from lightning_jd.lab.studies._run import End, Outcome, Run
 from lightning_jd.lab.studies._settings import Setting
 from lightning_jd.lab.trainer import bare_trainer, quiet
@@ -46,14 +47,14 @@ def train(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
-        model = paper_cnn(architecture).to(images.device)
+        model = paper_cnn(architecture).to(here())
     descent = JacobianDescent(Setting(run.aggregator, run.reg).built(run.seed))
     module = _InstanceWise(run, model, descent, _Watch(rival))
     end: End = "finished"
     with quiet():
         trainer = bare_trainer(run.epochs, [descent])
         try:
-            trainer.fit(module, _Batches(images, labels, run))
+            trainer.fit(module, _Batches(images.to(here()), labels.to(here()), run))
         except _StoppedError as stopped:
             end = stopped.end
         except NonFiniteError:
@@ -111,7 +112,7 @@ class _Batches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(self._labels), generator=self._order)
-        for chosen in order.split(self._size):
+        for chosen in order.to(self._labels.device).split(self._size):
             yield self._images[chosen], self._labels[chosen]
 
 

@@ -1,12 +1,14 @@
 """``lightning-jd iwrm``: instance-wise risk minimisation, the main experiment of the paper."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from lightning_jd._folders import writable_folder
 from lightning_jd.errors import ArgumentError
 from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.crew import side_by_side
+from lightning_jd.lab.device import measured_on, name_of_device
 from lightning_jd.lab.figure import check_matplotlib
 from lightning_jd.lab.studies._comparison import publish
 from lightning_jd.lab.studies._rates import Budget, best_runs
@@ -33,6 +35,7 @@ def iwrm(
     epochs: int | None = None,
     size: int = 1024,
     workers: int = 2,
+    device: str = "cpu",
     output: str | None = None,
 ) -> None:
     """Compare the paper's aggregators on images, with one objective per training image.
@@ -65,6 +68,8 @@ def iwrm(
         size: The number of training images.
         workers: Runs that are trained at a time, in processes of one thread each; 1 trains in this
             process.
+        device: Where models and data are: "cpu", "cuda", ...; runs of different devices are kept
+            apart.
         output: The folder for the results; by default results/iwrm-<dataset>.
     """
     aggregators = names_of(aggregators)
@@ -84,19 +89,15 @@ def iwrm(
     if epochs is None:
         epochs = (ADAM_EPOCHS if optimizer == "adam" else EPOCHS).get(dataset, 1)
     folder = writable_folder(output or f"results/iwrm-{dataset}")
-    shared = {
-        "seed": 1,
-        "epochs": epochs,
-        "size": size,
-        "batch": batch_size,
-        "optimizer": optimizer,
-    }
-    firsts = [Run(dataset, s.aggregator, s.reg, 1.0, **shared) for s in settings]  # type: ignore[arg-type]
     tries = seeds * 72 if budget == "paper" else seeds + 5
-    with (
-        progress_bar(total=len(settings) * tries, counts="finished") as announce,
-        crew(dataset, data, size, folder / "runs.jsonl", workers, announce) as trained,
-    ):
-        jobs = [partial(best_runs, first, seeds, budget, trained) for first in firsts]
-        best = side_by_side(jobs, workers)
-    publish(dict(zip(settings, best, strict=True)), trained, budget, folder)
+    with measured_on(device):
+        on = name_of_device()
+        first = Run(dataset, "mean", None, 1.0, 1, epochs, size, batch_size, optimizer, on)
+        firsts = [replace(first, aggregator=s.aggregator, reg=s.reg) for s in settings]
+        with (
+            progress_bar(total=len(settings) * tries, counts="finished") as announce,
+            crew(dataset, data, size, folder / "runs.jsonl", workers, announce) as trained,
+        ):
+            jobs = [partial(best_runs, first, seeds, budget, trained) for first in firsts]
+            best = side_by_side(jobs, workers)
+        publish(dict(zip(settings, best, strict=True)), trained, budget, folder)

@@ -11,6 +11,7 @@ from lightning_jd._folders import writable_folder
 from lightning_jd.errors import ArgumentError
 from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.data import load
+from lightning_jd.lab.device import measured_on, name_of_device
 from lightning_jd.lab.figure import check_matplotlib, new_figure, save_figure
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.statistics import smooth_mean, standard_error
@@ -49,6 +50,7 @@ def momentum(
     seeds: int = 3,
     epochs: int = 8,
     size: int = 2048,
+    device: str = "cpu",
     output: str | None = None,
 ) -> None:
     """Train with optimizers that add momentum and gradient, and that aggregate them with UPGrad.
@@ -65,34 +67,38 @@ def momentum(
         seeds: How many reruns, each with other images, initial weights and batches.
         epochs: Passes over the images.
         size: The number of training images.
+        device: Where models and data are: "cpu", "cuda", ...; runs of different devices are kept
+            apart.
         output: The folder for the results; by default results/momentum-<dataset>.
     """
     if seeds < 1:
         raise ArgumentError(f"`seeds` must be at least 1, got {seeds}.")
     check_epochs(epochs)
     check_matplotlib()  # before the work, not after it
-    split = load(dataset, data)
-    folder = writable_folder(output or f"results/momentum-{dataset}")
-    store: Store[MomentumRun, MomentumOutcome] = Store(
-        folder / "runs.jsonl",
-        write=lambda run, outcome: {"run": asdict(run), "outcome": asdict(outcome)},
-        read=lambda entry: (MomentumRun(**entry["run"]), MomentumOutcome(**entry["outcome"])),
-    )
-    settings = [
-        MomentumRun(dataset, name, aggregator, 1.0, 1, epochs, size)
-        for name in OPTIMIZERS
-        for aggregator in AGGREGATORS
-    ]
-    with progress_bar(total=len(settings) * (2 + 6 * seeds)) as start:
+    with measured_on(device):
+        split = load(dataset, data)
+        folder = writable_folder(output or f"results/momentum-{dataset}")
+        store: Store[MomentumRun, MomentumOutcome] = Store(
+            folder / "runs.jsonl",
+            write=lambda run, outcome: {"run": asdict(run), "outcome": asdict(outcome)},
+            read=lambda entry: (MomentumRun(**entry["run"]), MomentumOutcome(**entry["outcome"])),
+        )
+        first = MomentumRun(dataset, "", "", 1.0, 1, epochs, size, device=name_of_device())
+        settings = [
+            replace(first, optimizer=name, aggregator=aggregator)
+            for name in OPTIMIZERS
+            for aggregator in AGGREGATORS
+        ]
+        with progress_bar(total=len(settings) * (2 + 6 * seeds)) as start:
 
-        def trained(run: MomentumRun) -> MomentumOutcome:
-            start(f"{run.optimizer}, {run.aggregator}, seed {run.seed}, lr {run.lr:.2g}")
-            if run not in store:
-                store.add(run, train(run, split))
-            return store[run]
+            def trained(run: MomentumRun) -> MomentumOutcome:
+                start(f"{run.optimizer}, {run.aggregator}, seed {run.seed}, lr {run.lr:.2g}")
+                if run not in store:
+                    store.add(run, train(run, split))
+                return store[run]
 
-        best = [_best_runs(setting, seeds, trained) for setting in settings]
-    _publish(best, folder)
+            best = [_best_runs(setting, seeds, trained) for setting in settings]
+        _publish(best, folder)
 
 
 Best = list[tuple[MomentumRun, MomentumOutcome]]

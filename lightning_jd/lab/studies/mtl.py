@@ -12,9 +12,11 @@ from typing import Literal
 from lightning_jd._folders import writable_folder
 from lightning_jd.aggregators import available, balancers, resolve
 from lightning_jd.errors import ArgumentError, UnknownNameError
+from lightning_jd.lab.clock import best_clock
 from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.crew import Crew, hired, side_by_side
 from lightning_jd.lab.data.multitask import MULTITASK, Multitask, load_multitask
+from lightning_jd.lab.device import measured_on, name_of_device
 from lightning_jd.lab.figure import check_matplotlib
 from lightning_jd.lab.report import Report
 from lightning_jd.lab.studies._settings import check_epochs, names_of
@@ -60,6 +62,7 @@ def mtl(
     epochs: int | None = None,
     batch_size: int = 128,
     workers: int | None = None,
+    device: str = "cpu",
     page: bool = False,
     output: str | None = None,
 ) -> None:
@@ -92,6 +95,8 @@ def mtl(
         batch_size: Instances in a step.
         workers: Runs that are trained at a time, in processes of one thread each; by default one
             for each core, and 1 trains in this process.
+        device: Where models and data are: "cpu", "cuda", ...; runs of different devices are kept
+            apart.
         page: Train nothing: write table and figure of what is finished.
         output: The folder for the results; by default results/mtl-<dataset>.
     """
@@ -100,43 +105,45 @@ def mtl(
     check_matplotlib()
     workers = workers or os.cpu_count() or 1
     limits = budget_of(budget, dataset)
-    folder = writable_folder(output or f"results/mtl-{dataset}")
-    whole = load_multitask(dataset, data)
-    if size is None:
-        size = min(limits.size or len(whole.train), len(whole.train))
-    limits = replace(limits, size=size, epochs=epochs or limits.epochs)
-    limited = whole.limited(size)
-    base = Trial(
-        dataset,
-        network or NETWORKS[dataset][0],
-        method=SINGLE,
-        task="",
-        lr=0.0,
-        weight_decay=0.0,
-        seed=1,
-        size=limits.size,
-        epochs=limits.epochs,
-        batch=batch_size,
-        patience=limits.patience,
-    )
-    firsts = [replace(base, task=task.name) for task in limited.tasks]
-    firsts += [replace(base, method=method) for method in chosen]
-    store = stored_trials(folder / "trials.jsonl")
-    if page:
-        found = [_finished(first, seeds, limits, store) for first in firsts]
-        failures: Mapping[Trial, str] = {}
-    else:
-        tries = seeds * 52 if limits.sweeps else 2 * (seeds - 1) + _TRIES
-        with (
-            progress_bar(total=len(firsts) * tries, counts="finished") as announce,
-            threads_of_torch(1),
-            hired(workers, _Trainer.of, dataset, data, limits.size) as trained,
-        ):
-            crew = Crew(store, trained, announce, lambda trial: trial.label, FAILED)
-            jobs = [partial(best_trials, first, seeds, limits, crew) for first in firsts]
-            found = list(side_by_side(jobs, workers))
-        failures = crew.failures
-    _publish(dict(zip(firsts, found, strict=True)), limited, limits, failures, folder)
+    with measured_on(device):
+        folder = writable_folder(output or f"results/mtl-{dataset}")
+        whole = load_multitask(dataset, data)
+        if size is None:
+            size = min(limits.size or len(whole.train), len(whole.train))
+        limits = replace(limits, size=size, epochs=epochs or limits.epochs)
+        limited = whole.limited(size)
+        base = Trial(
+            dataset,
+            network or NETWORKS[dataset][0],
+            method=SINGLE,
+            task="",
+            lr=0.0,
+            weight_decay=0.0,
+            seed=1,
+            size=limits.size,
+            epochs=limits.epochs,
+            batch=batch_size,
+            patience=limits.patience,
+            device=name_of_device(),
+        )
+        firsts = [replace(base, task=task.name) for task in limited.tasks]
+        firsts += [replace(base, method=method) for method in chosen]
+        store = stored_trials(folder / "trials.jsonl")
+        if page:
+            found = [_finished(first, seeds, limits, store) for first in firsts]
+            failures: Mapping[Trial, str] = {}
+        else:
+            tries = seeds * 52 if limits.sweeps else 2 * (seeds - 1) + _TRIES
+            with (
+                progress_bar(total=len(firsts) * tries, counts="finished") as announce,
+                threads_of_torch(1),
+                hired(workers, _Trainer.of, dataset, data, limits.size) as trained,
+            ):
+                crew = Crew(store, trained, announce, lambda trial: trial.label, FAILED)
+                jobs = [partial(best_trials, first, seeds, limits, crew) for first in firsts]
+                found = list(side_by_side(jobs, workers))
+            failures = crew.failures
+        _publish(dict(zip(firsts, found, strict=True)), limited, limits, failures, folder)
 
 
 def _checked(
@@ -219,7 +226,7 @@ def _publish(
         f"{first.batch}, means over {seeds} seed(s). Δm: mean change of the test metrics against "
         "single task, in percent, positive is worse. Worst task: the same for the task that loses "
         "most. Pairs in conflict, tasks harmed: shares over the run, if the method sees gradients. "
-        "Plain steps: processor time of a training step in those of Equal. "
+        f"Plain steps: {_TIMES[best_clock()]} of a training step in those of Equal. "
         + _SEARCHED[budget.sweeps],
         *conclusions(comparison),
     ]
@@ -232,6 +239,7 @@ def _publish(
     report.publish(folder, draw(comparison, title, folder / "mtl.png"))
 
 
+_TIMES = {"cpu": "processor time", "wall": "wall time"}
 _SEARCHED = {
     False: "Rate and decay: the first seed walks over rates by factors of 10^(1/2) without decay, "
     "then tries decays at the best, by validation; the other seeds begin with both, and take lower "

@@ -9,6 +9,7 @@ from lightning_jd._folders import writable_folder
 from lightning_jd.errors import ArgumentError
 from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.data import Images, load, paper_subset
+from lightning_jd.lab.device import measured_on, name_of_device
 from lightning_jd.lab.figure import check_matplotlib
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.statistics import standard_error
@@ -45,6 +46,7 @@ def regularisation(
     epochs: int | None = None,
     size: int = 1024,
     halvings: int = 2,
+    device: str = "cpu",
     output: str = "results/regularisation",
 ) -> None:
     """Train a network of the paper with UPGrad at several regularisations, and with Mean.
@@ -63,6 +65,8 @@ def regularisation(
         epochs: Passes over the images; by default as many as in the paper.
         size: The number of training images.
         halvings: How often the factor between learning rates is refined: 2 is 10^(1/12).
+        device: Where models and data are: "cpu", "cuda", ...; runs of different devices are kept
+            apart.
         output: The folder for the results.
     """
     if seeds < 1 or not regs:
@@ -71,12 +75,14 @@ def regularisation(
         )
     check_epochs(epochs)
     check_matplotlib()  # before the work, not after it
-    split = load(dataset, data)
-    store = stored_runs(writable_folder(output) / "runs.jsonl")
-    first = Run(dataset, "mean", None, 1.0, seed=1, epochs=epochs or EPOCHS[dataset], size=size)
-    with progress_bar(total=seeds * (1 + len(regs)) * (3 + 2 * halvings)) as start:
-        best = _best_runs(first, regs, seeds, halvings, _Trainer(split, store, start))
-    _publish(best, dataset, Path(output))
+    with measured_on(device):
+        split = load(dataset, data)
+        store = stored_runs(writable_folder(output) / "runs.jsonl")
+        epochs = epochs or EPOCHS[dataset]
+        first = Run(dataset, "mean", None, 1.0, 1, epochs, size, device=name_of_device())
+        with progress_bar(total=seeds * (1 + len(regs)) * (3 + 2 * halvings)) as start:
+            best = _best_runs(first, regs, seeds, halvings, _Trainer(split, store, start))
+        _publish(best, dataset, Path(output))
 
 
 class _Trainer:

@@ -15,7 +15,7 @@ from lightning_jd._folders import writable_folder
 from lightning_jd.errors import ArgumentError
 from lightning_jd.lab.clock import CLOCKS, Clock, Timing, check_clock, ratio
 from lightning_jd.lab.console import progress_bar
-from lightning_jd.lab.device import here, measured_on, wait_for_device
+from lightning_jd.lab.device import here, measured_on, name_of_device, wait_for_device
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.store import Store
 from lightning_jd.lab.studies._settings import PAPER_AGGREGATORS, Setting, names_of
@@ -96,8 +96,8 @@ def speed(
             found = {}
             for name in architectures:
                 settings: list[object] = [repeats, steps, threads, clock, with_torchjd]
-                if device != "cpu":  # those of a CPU are stored without it
-                    settings.append(device)
+                if here().type != "cpu":  # those of a CPU are stored without it
+                    settings.append(name_of_device())
                 key = json.dumps([name, list(aggregators), *settings])
                 if key not in kept:
                     candidates = _candidates(name, aggregators, with_torchjd)

@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_jd._folders import writable_folder
 from lightning_jd.errors import ArgumentError
 from lightning_jd.lab.console import progress_bar
+from lightning_jd.lab.device import here, measured_on, name_of_device
 from lightning_jd.lab.figure import check_matplotlib
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.store import Store
@@ -23,6 +24,7 @@ from lightning_jd.lab.studies._quadratics import (
     distance_to_curve,
 )
 from lightning_jd.lab.studies._settings import PAPER_AGGREGATORS, Setting, names_of, settings_of
+from lightning_jd.linalg import has_float64
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,19 @@ _COLUMNS = {
     "rise": "largest rise of a value",
 }
 
+_NOTE = (
+    "UPGrad and DualProj with reg 0, the definition. Distances in the space of parameters, "
+    f"after {' and '.join(str(scene.steps) for scene in SCENES)} steps; {_REACHED} counts as "
+    "reached. A negative cosine is a conflict: to first order, the step makes a value worse. "
+    "Rise: of a value above its least so far; a step of finite length along the border of the "
+    "dual cone lets it rise a little, by the square of the step."
+)
+
 
 def trajectories(
     aggregators: Sequence[str] | str = PAPER_AGGREGATORS,
     seed: int = 0,
+    device: str = "cpu",
     output: str = "results/trajectories",
 ) -> None:
     """Follow the paper's aggregators on its two quadratic functions of the plane.
@@ -81,6 +92,8 @@ def trajectories(
         aggregators: Which to follow, e.g. --aggregators mean, or --aggregators '[mean, upgrad]';
             by default all eleven.
         seed: Of the methods that draw random numbers.
+        device: Where the gradients are: "cpu", "cuda", ...; paths of different devices are kept
+            apart.
         output: The folder for the results.
     """
     aggregators = names_of(aggregators)
@@ -90,31 +103,25 @@ def trajectories(
     settings = settings_of(aggregators, (0.0,))  # the definition: nothing is regularised
     folder = writable_folder(output)
     store = _stored_paths(folder / "paths.jsonl")
-    rows: list[dict[str, Value]] = []
-    paths: dict[str, dict[str, Tensor]] = {}
-    with progress_bar(total=len(SCENES) * len(settings)) as start:
-        for scene in SCENES:
-            paths[scene.name] = {}
-            for setting in settings:
-                name = _label(setting)
-                start(f"{scene.name} {name}")
-                found = _followed(store, scene, setting, seed)
-                paths[scene.name][name] = found.points
-                rows.append(_row(scene, name, found))
-    notes = (
-        "UPGrad and DualProj with reg 0, the definition. Distances in the space of parameters, "
-        f"after {' and '.join(str(scene.steps) for scene in SCENES)} steps; {_REACHED} counts as "
-        "reached. A negative cosine is a conflict: to first order, the step makes a value worse. "
-        "Rise: of a value above its least so far; a step of finite length along the border of the "
-        "dual cone lets it rise a little, by the square of the step.",
-    )
-    title = "Trajectories of Jacobian descent on two quadratic functions"
-    report = Report("trajectories", title, _COLUMNS, rows, notes)
-    written = [
-        _write_points(SCENES, paths, folder / "trajectories.csv"),
-        *(draw_paths(s.function, paths[s.name], folder / f"{s.name}.png") for s in SCENES),
-    ]
-    report.publish(folder, *written)
+    with measured_on(device):
+        rows: list[dict[str, Value]] = []
+        paths: dict[str, dict[str, Tensor]] = {}
+        with progress_bar(total=len(SCENES) * len(settings)) as start:
+            for scene in SCENES:
+                paths[scene.name] = {}
+                for setting in settings:
+                    name = _label(setting)
+                    start(f"{scene.name} {name}")
+                    found = _followed(store, scene, setting, seed)
+                    paths[scene.name][name] = found.points
+                    rows.append(_row(scene, name, found))
+        title = "Trajectories of Jacobian descent on two quadratic functions"
+        report = Report("trajectories", title, _COLUMNS, rows, (_NOTE,))
+        written = [
+            _write_points(SCENES, paths, folder / "trajectories.csv"),
+            *(draw_paths(s.function, paths[s.name], folder / f"{s.name}.png") for s in SCENES),
+        ]
+        report.publish(folder, *written)
 
 
 @dataclass(frozen=True)
@@ -132,19 +139,25 @@ class Followed:
 
 def follow(scene: Scene, setting: Setting, seed: int = 0) -> Followed:
     """Take the steps of Jacobian descent from every start of a scene."""
+    dtype = torch.float64 if has_float64(here()) else torch.float32
     paths, worst = [], 1.0
     for begin in scene.starts:
         aggregator = setting.built(seed)
-        x = torch.tensor(begin, dtype=torch.float64)
+        x = torch.tensor(begin, dtype=dtype, device=here())
+        function = scene.function.to(x)
         points = [x]
         for _ in range(scene.steps):
-            J = scene.function.jacobian(x)
+            J = function.jacobian(x)
             d = aggregator(J)
-            worst = min(worst, _worst_cosine(J, d))
+            worst = min(worst, _worst_cosine(_on_host(J), _on_host(d)))
             x = x - scene.lr * d
             points.append(x)
         paths.append(torch.stack(points))
-    return Followed(torch.stack(paths), worst)
+    return Followed(_on_host(torch.stack(paths)), worst)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return tensor.cpu().double()
 
 
 def _stored_paths(path: Path) -> Store[str, Followed]:
@@ -163,6 +176,8 @@ def _read(entry: Any) -> tuple[str, Followed]:
 def _followed(store: Store[str, Followed], scene: Scene, setting: Setting, seed: int) -> Followed:
     """Follow a setting, unless an earlier start of the command has done so."""
     what = f"{scene.name} {setting} from {scene.starts}, {scene.steps} x {scene.lr}, {seed}"
+    if here().type != "cpu":  # those of a CPU are stored without it
+        what += f", {name_of_device()}"
     if what not in store:
         store.add(what, follow(scene, setting, seed))
     return store[what]

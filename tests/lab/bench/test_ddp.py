@@ -10,8 +10,9 @@ from torch import nn
 from lightning_jd.core import Head, Matrix
 from lightning_jd.errors import ArgumentError, JDError
 from lightning_jd.lab.bench import ddp as module
+from lightning_jd.lab.bench._layers import layers_of
 from lightning_jd.lab.bench._traffic import traffic_table
-from lightning_jd.lab.bench.ddp import Case, ddp, layers_of, measure
+from lightning_jd.lab.bench.ddp import Case, ddp, measure
 from lightning_jd.lab.work.networks import Work, mlp, mlp_tasks
 
 

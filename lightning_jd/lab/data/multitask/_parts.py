@@ -54,6 +54,11 @@ class Part:
     def __len__(self) -> int:
         return len(self.inputs[0])
 
+    def to(self, device: torch.device) -> Part:
+        """The same instances on a device."""
+        inputs = tuple(tensor.to(device) for tensor in self.inputs)
+        return Part(inputs, {name: tensor.to(device) for name, tensor in self.targets.items()})
+
     def chosen(self, indices: Tensor | slice) -> Part:
         """Some of the instances."""
         inputs = tuple(tensor[indices] for tensor in self.inputs)
@@ -68,6 +73,11 @@ class Multitask:
     train: Part
     validation: Part
     test: Part
+
+    def to(self, device: torch.device) -> Multitask:
+        """The same on a device."""
+        parts = (part.to(device) for part in (self.train, self.validation, self.test))
+        return Multitask(self.tasks, *parts)
 
     def limited(self, size: int) -> Multitask:
         """The same with the first ``size`` instances of training, and half as many of the others.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import statistics
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -17,7 +16,9 @@ from torchmetrics.functional.classification import binary_auroc
 from typing_extensions import override
 
 from lightning_jd.errors import NonFiniteError
+from lightning_jd.lab.clock import CLOCKS, best_clock
 from lightning_jd.lab.data.multitask import Multitask, Part, Task
+from lightning_jd.lab.device import here, wait_for_device
 from lightning_jd.lab.studies._settings import seeded
 from lightning_jd.lab.studies.multitask._trial import FAILED, SINGLE, Result, Trial, mean_of
 from lightning_jd.lab.trainer import bare_trainer, quiet
@@ -36,6 +37,7 @@ def train(trial: Trial, data: Multitask) -> Result:
         trial: The settings.
         data: The dataset, of the size of the trial.
     """
+    data = data.to(here())
     tasks = [task for task in data.tasks if trial.task in ("", task.name)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trial.seed)
@@ -50,7 +52,7 @@ def train(trial: Trial, data: Multitask) -> Result:
     if module.best is None:
         return FAILED
     network.load_state_dict(module.best)
-    found = evaluated(network, data.test, tasks)
+    found = evaluated(network.to(here()), data.test, tasks)  # the Trainer leaves it on the host
     return Result(
         score=module.score,
         validation=module.metrics,
@@ -127,7 +129,7 @@ class _Batches:
 
     def __iter__(self) -> Iterator[tuple[tuple[Tensor, ...], Mapping[str, Tensor]]]:
         order = torch.randperm(len(self._part), generator=self._order)
-        for chosen in order.split(self._size)[: len(self)]:
+        for chosen in order.to(here()).split(self._size)[: len(self)]:
             batch = self._part.chosen(chosen)
             yield batch.inputs, dict(batch.targets)
 
@@ -152,7 +154,7 @@ class _Module(LightningModule):
         self.seconds: list[float] = []
         self.conflicts: list[float | None] = []
         self.harmed: list[float | None] = []
-        self._begin = 0.0
+        self._now, self._begin = CLOCKS[best_clock()], 0.0
 
     @override
     def training_step(self, batch: tuple[tuple[Tensor, ...], Mapping[str, Tensor]]) -> Any:
@@ -163,11 +165,13 @@ class _Module(LightningModule):
 
     @override
     def on_train_batch_start(self, *_: Any) -> None:
-        self._begin = time.process_time()
+        wait_for_device()
+        self._begin = self._now()
 
     @override
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.seconds.append(time.process_time() - self._begin)
+        wait_for_device()
+        self.seconds.append(self._now() - self._begin)
         report = None if self._descent is None else self._descent.report
         if report is None or report.gramian is None or batch_idx % _LOOKED_AT:
             return

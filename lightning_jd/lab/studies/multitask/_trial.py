@@ -29,6 +29,7 @@ class Trial:
         epochs: How often each of them is seen, at most.
         batch: How many of them are in a step.
         patience: The run ends after this many epochs without a better validation score.
+        device: The name of the device: no run of one is taken for that of another.
     """
 
     dataset: str
@@ -42,6 +43,7 @@ class Trial:
     epochs: int
     batch: int
     patience: int
+    device: str = "cpu"
 
     @property
     def label(self) -> str:
@@ -61,7 +63,8 @@ class Result:
         test: Task to its metric on the test part, in the best epoch. Nothing is chosen by it.
         best_epoch: Which one.
         epochs: How many were trained.
-        seconds_per_step: Processor time of a training step, the median.
+        seconds_per_step: Time of a training step, the median: of the processor, or of the wall on
+            a device.
         conflict: Mean share of the pairs of tasks whose gradients conflict; ``None`` without
             gradients.
         harmed: Mean share of the tasks that a step makes worse, to first order.
