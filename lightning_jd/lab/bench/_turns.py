@@ -44,7 +44,8 @@ class _Turns:
     """A loader that takes a step of the loop before each batch, and times the step in between."""
 
     def __init__(self, step: Callable[[], None], repeats: int, now: Callable[[], float]) -> None:
-        self._step, self._repeats, self._now = step, repeats + _WARMUP, now
+        # One more: the Trainer does not come back after the last batch, so that is not timed.
+        self._step, self._repeats, self._now = step, repeats + _WARMUP + 1, now
         self.loop: list[float] = []
         self.inside: list[float] = []
 
@@ -59,7 +60,6 @@ class _Turns:
             yield i
             self.inside.append(self._read() - between)
             self.loop.append(between - start)
-        # The Trainer does not come back after the last batch: it has its own count.
 
     def _read(self) -> float:
         wait_for_device()
