@@ -48,6 +48,8 @@ COMMANDS: Commands = {
     ),
 }
 
+#: Modules of the commands that go on where they were interrupted.
+_CONTINUING = ("lightning_jd.lab.studies.", "lightning_jd.lab.bench.all:")
 _INTERRUPTED = 130  # the exit status of a shell after Ctrl-C
 
 
@@ -90,9 +92,11 @@ def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS) -> in
 
 
 def _continues(commands: Commands, words: list[str]) -> str:
-    """The note on an interrupted command; studies keep their finished runs."""
+    """The note on an interrupted command; some keep what is finished."""
     command = commands.get(words[0]) if words else None
-    if isinstance(command, str) and command.startswith("lightning_jd.lab.studies."):
+    if isinstance(command, tuple):
+        return _continues(command[1], words[1:])
+    if command is not None and command.startswith(_CONTINUING):
         return " Finished runs are kept; run the same command to continue."
     return ""
 

@@ -151,7 +151,7 @@ def _enter(device: str, build: Callable[..., Callable[..., Any]], arguments: Seq
     global _trained
     torch.set_num_threads(1)
     stay_on(device)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    threading.Thread(target=leave_with_parent, daemon=True).start()
     _trained = build(*arguments)
 
 
@@ -159,7 +159,7 @@ def _ready() -> None:
     """Nothing: asking for it starts a worker."""
 
 
-def _leave_with_parent() -> None:
+def leave_with_parent() -> None:
     """End this process when the one that started it is killed: nobody waits for the answer."""
     parent = multiprocessing.parent_process()
     assert parent is not None

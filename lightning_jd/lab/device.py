@@ -97,6 +97,15 @@ def name_of_device() -> str:
     return here().type if name is None else f"{here().type}: {name(*_which())}"
 
 
+def properties_of_device() -> str:
+    """What torch knows of the device besides: memory, processors, capability; empty of a CPU."""
+    if here().type == "cpu":
+        return ""
+    found = getattr(torch.get_device_module(here()), "get_device_properties", None)
+    build = f"built for {torch.version.cuda or torch.version.hip or here().type}"
+    return build if found is None else f"{found(*_which())}, {build}"
+
+
 def _which() -> tuple[torch.device, ...]:
     """The argument that tells functions of torch which of several devices is meant."""
     return () if here().index is None or here().type == "mps" else (here(),)

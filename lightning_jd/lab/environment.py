@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from lightning_jd.lab.device import name_of_device
+from lightning_jd.lab.device import measured_on, name_of_device, properties_of_device
 
 _PACKAGES = ("lightning-jd", "torch", "numpy", "lightning", "torchjd", "qpsolvers", "quadprog")
 
@@ -30,7 +30,20 @@ def environment(*packages: str) -> dict[str, str | int]:
         "threads": torch.get_num_threads(),
     }
     found["device"] = name_of_device()
+    properties = properties_of_device()
+    if properties:
+        found["device properties"] = properties
     return found | {package: _version(package) for package in (*_PACKAGES, *packages)}
+
+
+def environment_of(device: str) -> dict[str, str | int]:
+    """The same of a device.
+
+    Raises:
+        ArgumentError: If there is no such device.
+    """
+    with measured_on(device):
+        return environment()
 
 
 def _version(package: str) -> str:
