@@ -9,6 +9,7 @@ from typing_extensions import override
 from lightning_jd.aggregators._arguments import share
 from lightning_jd.aggregators._base import GramianAggregator, Property
 from lightning_jd.aggregators._memory import StatefulGramianAggregator
+from lightning_jd.aggregators._precision import in_float64
 from lightning_jd.aggregators._registry import register, resolve
 from lightning_jd.aggregators._step import Step
 from lightning_jd.errors import ArgumentError
@@ -70,7 +71,7 @@ class CRMOGM(StatefulGramianAggregator):
 
     @override
     def weigh(self, gramian: Tensor, step: Step) -> Tensor:
-        newest = self.aggregator.weigh(gramian, step).double()
+        newest = in_float64(self.aggregator.weigh(gramian, step))
         memory = self.memory(step)
         past = memory.recall("weight", step.names, newest)
         weights = self.alpha * past + (1 - self.alpha) * newest

@@ -9,6 +9,7 @@ from typing_extensions import override
 from lightning_jd.aggregators._arguments import checked_integer, positive
 from lightning_jd.aggregators._base import Property
 from lightning_jd.aggregators._memory import StatefulAggregator, recalled_on_simplex
+from lightning_jd.aggregators._precision import in_float64
 from lightning_jd.aggregators._registry import register
 from lightning_jd.aggregators._step import Step
 
@@ -63,7 +64,7 @@ class ExcessMTL(StatefulAggregator):
         squares = J.square()
         h = memory.recall("squares", names, torch.zeros_like(J)) + squares
         memory.keep("squares", names, h)
-        excess = torch.where(h > 0, squares / h.sqrt(), 0.0).sum(dim=1).double()
+        excess = in_float64(torch.where(h > 0, squares / h.sqrt(), 0.0).sum(dim=1))
         count = memory.recall("count", names, torch.zeros_like(excess)) + 1
         total = memory.recall("baseline", names, torch.zeros_like(excess))
         warm = count <= self.warmup

@@ -1,10 +1,14 @@
 """Gramians in float64, and what their own precision can tell from zero."""
 
 import torch
+from torch import Tensor
 
-from lightning_jd.linalg import in_float64
+from lightning_jd import linalg
 
-__all__ = ["in_float64", "relative_tolerance"]
+
+def in_float64(gramian: Tensor) -> Tensor:
+    """The Gramian in float64: on its device, or on the host if the device (MPS) has no float64."""
+    return linalg.in_float64(gramian.detach())
 
 
 def relative_tolerance(m: int, precision: torch.dtype) -> float:

@@ -60,4 +60,4 @@ class Step:
                 f"{method} requires the loss values, got gradients only. Use it in a training step "
                 "(`lightning_jd.backward`, JacobianDescent), or pass a `Step` with `values`."
             )
-        return in_float64(self.values)
+        return in_float64(self.values.detach())

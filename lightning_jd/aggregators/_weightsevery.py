@@ -11,6 +11,7 @@ from lightning_jd.aggregators._arguments import checked_integer
 from lightning_jd.aggregators._balancer import Balancer
 from lightning_jd.aggregators._base import GramianAggregator, Method, Property
 from lightning_jd.aggregators._memory import StatefulGramianAggregator
+from lightning_jd.aggregators._precision import in_float64
 from lightning_jd.aggregators._registry import register, resolve
 from lightning_jd.aggregators._step import Step
 from lightning_jd.errors import ArgumentError
@@ -84,7 +85,7 @@ class WeightsEvery(StatefulGramianAggregator):
             )
         memory = self.memory(step)
         weights = self.aggregator.weigh(gramian, step)
-        memory.keep("weight", step.names, weights.double())
+        memory.keep("weight", step.names, in_float64(weights))
         return weights
 
     def kept(self, step: Step) -> Tensor:

@@ -9,7 +9,7 @@ from lightning_jd.linalg._dual_cone import (
     upgrad_solution,
     upgrad_weights,
 )
-from lightning_jd.linalg._float64 import has_float64, in_float64
+from lightning_jd.linalg._float64 import has_float64, in_float64, placed
 from lightning_jd.linalg._kkt import dual_cone_residuals, min_norm_residuals
 from lightning_jd.linalg._semidefinite import (
     are_gramians_trusted,
@@ -35,6 +35,7 @@ __all__ = [
     "in_float64",
     "min_norm_residuals",
     "min_norm_weights",
+    "placed",
     "simplex_projection",
     "upgrad_solution",
     "upgrad_weights",

@@ -10,8 +10,9 @@ from lightning_jd.errors import ArgumentError, ShapeError
 from lightning_jd.linalg import _dual_cone_host, _stages
 from lightning_jd.linalg._checks import check_finite, check_square
 from lightning_jd.linalg._device import solve_on_device
+from lightning_jd.linalg._float64 import has_float64, in_float64
 from lightning_jd.linalg._qp import OWN, check_solver, solve_with
-from lightning_jd.linalg._scaling import noise_level, to_finite, unit_diagonal, work_device
+from lightning_jd.linalg._scaling import noise_level, to_finite, unit_diagonal
 
 ON_HOST = 64  # so many objectives are solved by the host sooner than kernels are launched
 SINGLE_TOLERANCE = 1e-6  # what the rounding of a Gramian in float32 moves anyway
@@ -116,8 +117,8 @@ def dual_cone_solution(
     rows = 1 if targets.ndim == 1 else len(targets)
     if solver == "auto" and _belongs_to_host(gramian, rows, reg):
         return DualConeSolution(*_dual_cone_host.project(gramian, targets, reg, tolerance))
-    C, d, inverse = unit_diagonal(gramian.to(work_device(gramian.device)), reg)
-    U = targets.detach().to(d)
+    C, d, inverse = unit_diagonal(gramian, reg)
+    U = in_float64(targets.detach()).to(d.device)
     Y = U.reshape(-1, len(C)) * d
     size = Y.abs().amax(dim=1, keepdim=True)
     size = torch.where(size > 0, size, 1.0)
@@ -193,8 +194,12 @@ def upgrad_solution(
         )
     if solver == "auto" and _belongs_to_host(gramian, m, reg):
         return DualConeSolution(*_dual_cone_host.upgrad(gramian, preference, reg, tolerance))
-    C, d, inverse = unit_diagonal(gramian.to(work_device(gramian.device)), reg)
-    p = torch.full_like(d, 1 / m) if preference is None else preference.detach().to(d)
+    C, d, inverse = unit_diagonal(gramian, reg)
+    p = (
+        torch.full_like(d, 1 / m)
+        if preference is None
+        else in_float64(preference.detach()).to(d.device)
+    )
     found = _solve(gramian, p, C, C, reg, solver, tolerance)
     if found is None:
         return DualConeSolution(*_dual_cone_host.upgrad(gramian, preference, reg, tolerance))
@@ -220,7 +225,7 @@ def _belongs_to_host(gramian: Tensor, rows: int, reg: float) -> bool:
     """Whether a CPU is the right place, in spite of the copy where the Gramian is elsewhere."""
     return (
         gramian.is_cpu
-        or work_device(gramian.device).type == "cpu"
+        or not has_float64(gramian.device)
         or gramian.shape[0] <= ON_HOST
         or rows <= FEW
         or not _dual_cone_host.is_certain(reg)  # the robust stages look at every intermediate
@@ -244,6 +249,7 @@ def _solve(
     if solver in OWN and _dual_cone_host.is_certain(reg):
         Z, residual = solve_on_device(C, Q)
         finite = torch.isfinite(gramian).all() & torch.isfinite(other).all()
+        finite = finite.to(residual.device)  # of a Gramian without float64, this is the host
         is_finite, worst = torch.stack([finite.to(residual), residual]).tolist()  # the only wait
         if is_finite and worst <= tolerance:
             return Z, worst

@@ -18,12 +18,16 @@ def has_float64(device: torch.device) -> bool:
 
 
 def in_float64(tensor: Tensor) -> Tensor:
-    """The tensor without its graph in float64: on its device, or on the host if that has none.
+    """The tensor in float64: on its device, or on the host if that has none.
 
     Example:
-        >>> in_float64(torch.ones(2, requires_grad=True))
+        >>> in_float64(torch.ones(2))
         tensor([1., 1.], dtype=torch.float64)
     """
-    # On the host first: such a device cannot even hold the result of a conversion.
-    there = tensor if has_float64(tensor.device) else tensor.cpu()
-    return there.detach().double()
+    # In two steps: `to` would convert on the device.
+    return (tensor if has_float64(tensor.device) else tensor.cpu()).double()
+
+
+def placed(tensor: Tensor, device: torch.device) -> Tensor:
+    """A result in float64 on a device, in float32 if that has no float64."""
+    return (tensor if has_float64(device) else tensor.float()).to(device)

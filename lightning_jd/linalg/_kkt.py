@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_jd.linalg._checks import check_square
+from lightning_jd.linalg._float64 import in_float64
 from lightning_jd.linalg._scaling import underflow_level, unit_diagonal
 
 
@@ -69,7 +70,7 @@ def dual_cone_residuals(
     """
     check_square("gramian", gramian)
     C, d, _ = unit_diagonal(gramian, reg)
-    y, lower = weights.to(d) * d, targets.to(d) * d
+    y, lower = (in_float64(each).to(d.device) * d for each in (weights, targets))
     tiny = torch.finfo(d.dtype).tiny
     size = torch.maximum(y.abs(), lower.abs()).amax(dim=-1).clamp(min=tiny)
     z, w = y - lower, y @ C
@@ -102,7 +103,7 @@ def min_norm_residuals(gramian: Tensor, weights: Tensor) -> MinNormResiduals:
         tensor(0.5000, dtype=torch.float64)
     """
     check_square("gramian", gramian)
-    G, v = gramian.detach().to(torch.float64), weights.detach().to(torch.float64)
+    G, v = in_float64(gramian.detach()), in_float64(weights.detach())
     seen = G.diagonal() > underflow_level(gramian.dtype)  # the others count as zero rows
     G = torch.where(seen & seen[:, None], G, 0.0)
     G = G / G.diagonal().amax().clamp(min=torch.finfo(torch.float64).tiny)

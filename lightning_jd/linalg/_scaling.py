@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_jd.linalg._float64 import has_float64
+from lightning_jd.linalg._float64 import in_float64
 
 
 class UnitDiagonal(NamedTuple):
@@ -23,13 +23,14 @@ class UnitDiagonal(NamedTuple):
 
 
 def unit_diagonal(gramian: Tensor, reg: float) -> UnitDiagonal:
-    """Scale ``H = G / tr(G) + reg I`` to a unit diagonal, in float64 and on the same device.
+    """Scale ``H = G / tr(G) + reg I`` to a unit diagonal, in float64.
 
-    An objective without gradient (its diagonal is not above :func:`underflow_level`) is decoupled
-    at ``reg=0``: ``d_i = 0``, and row i of ``C`` is that of the identity. If no objective has a
-    gradient, all are decoupled, whatever ``reg`` is.
+    On the device of the Gramian, or on the host if that has no float64. An objective without
+    gradient (its diagonal is not above :func:`underflow_level`) is decoupled at ``reg=0``:
+    ``d_i = 0``, and row i of ``C`` is that of the identity. If no objective has a gradient, all are
+    decoupled, whatever ``reg`` is.
     """
-    G = gramian.detach().to(torch.float64)
+    G = in_float64(gramian.detach())
     squares = G.diagonal()
     squares = torch.where(squares > underflow_level(gramian.dtype), squares, 0.0)
     largest = squares.amax()
@@ -70,8 +71,3 @@ def to_finite(weights: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert float64 weights to ``dtype``; what would overflow becomes its largest number."""
     largest = torch.finfo(dtype).max
     return weights.clamp(-largest, largest).to(dtype)
-
-
-def work_device(device: torch.device) -> torch.device:
-    """Where to compute in float64: on the device itself, unless it has no float64."""
-    return device if has_float64(device) else torch.device("cpu")

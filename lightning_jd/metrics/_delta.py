@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 from typing_extensions import override
 
 from lightning_jd.errors import ArgumentError
-from lightning_jd.metrics._tasks import Better, check_tasks, towards_better
+from lightning_jd.linalg import placed
+from lightning_jd.metrics._tasks import Better, Narrowing, as_float64, check_tasks, towards_better
 
 Convention = Literal["drop", "gain"]
 
@@ -53,7 +53,7 @@ def delta_m(
         Navon et al.: *Multi-Task Learning as a Bargaining Game*, ICML 2022.
     """
     check_tasks("values", values)
-    base = torch.as_tensor(baseline, dtype=torch.float64, device=values.device)
+    metrics, base = as_float64(values), as_float64(baseline)
     check_tasks("baseline", base, values.shape[-1])
     if bool((base == 0).any()):
         raise ArgumentError(
@@ -61,13 +61,14 @@ def delta_m(
         )
     if convention not in ("drop", "gain"):
         raise ArgumentError(f"`convention` must be 'drop' or 'gain', got {convention!r}.")
-    gains = (values.double() - base) / base.abs()
+    base = base.to(metrics.device)
+    gains = (metrics - base) / base.abs()
     gains = gains * towards_better(higher_is_better, values.shape[-1]).to(gains)
-    mean = 100 * gains.mean(dim=-1)
+    mean = placed(100 * gains.mean(dim=-1), values.device)
     return -mean if convention == "drop" else mean
 
 
-class DeltaM(Metric):
+class DeltaM(Narrowing):
     """Mean of :func:`delta_m` over updates, one per seed or evaluation.
 
     Args:

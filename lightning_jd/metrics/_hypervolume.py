@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 from typing_extensions import override
 
 from lightning_jd.errors import ShapeError
-from lightning_jd.metrics._tasks import Better, check_tasks, towards_better
+from lightning_jd.linalg import placed
+from lightning_jd.metrics._tasks import Better, Narrowing, as_float64, check_tasks, towards_better
 
 
 def hypervolume(
@@ -44,7 +44,8 @@ def hypervolume(
         Zitzler and Thiele: *Multiobjective Evolutionary Algorithms*, IEEE Transactions on
         Evolutionary Computation, 1999.
     """
-    corner = torch.as_tensor(reference, dtype=torch.float64, device=points.device)
+    wide, corner = as_float64(points), as_float64(reference)
+    corner = corner.to(wide.device)
     check_tasks("points", points)
     check_tasks("reference", corner, points.shape[-1])
     if points.ndim != 2 or corner.ndim != 1:
@@ -52,10 +53,10 @@ def hypervolume(
             "`points` must have one row per solution and `reference` one entry per task, got the "
             f"shapes {tuple(points.shape)} and {tuple(corner.shape)}."
         )
-    extents = (points.double() - corner) * towards_better(higher_is_better, len(corner)).to(corner)
+    extents = (wide - corner) * towards_better(higher_is_better, len(corner)).to(corner)
     inside = extents[(extents > 0).all(dim=1)]
     volume = _volume([tuple(row) for row in inside.tolist()])
-    return torch.tensor(volume, dtype=torch.float64, device=points.device)
+    return placed(torch.tensor(volume, dtype=torch.float64), points.device)
 
 
 def _volume(boxes: list[tuple[float, ...]]) -> float:
@@ -85,7 +86,7 @@ def _undominated(boxes: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
     ]
 
 
-class Hypervolume(Metric):
+class Hypervolume(Narrowing):
     """The :func:`hypervolume` of all added points.
 
     Args:
@@ -114,7 +115,8 @@ class Hypervolume(Metric):
     def update(self, points: Tensor) -> None:
         """Add one point, shape (k,), or several, shape (n, k)."""
         check_tasks("points", points, len(self.reference))
-        self.points.append(points.reshape(-1, len(self.reference)).double())
+        points = as_float64(points.reshape(-1, len(self.reference)))
+        self.points.append(placed(points, self.device))
 
     @override
     def compute(self) -> Tensor:

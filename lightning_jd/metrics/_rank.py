@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 from typing_extensions import override
 
 from lightning_jd.errors import ShapeError
-from lightning_jd.metrics._tasks import Better, check_tasks, towards_better
+from lightning_jd.linalg import placed
+from lightning_jd.metrics._tasks import Better, Narrowing, as_float64, check_tasks, towards_better
 
 
 def mean_rank(values: Tensor, higher_is_better: Better) -> Tensor:
@@ -38,14 +38,15 @@ def mean_rank(values: Tensor, higher_is_better: Better) -> Tensor:
             f"`values` must have one row per method and one column per task, got the shape "
             f"{tuple(values.shape)}."
         )
-    goodness = values.double() * towards_better(higher_is_better, values.shape[1]).to(values.device)
+    wide = as_float64(values)
+    goodness = wide * towards_better(higher_is_better, values.shape[1]).to(wide)
     goodness = goodness.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     others, own = goodness[None, :, :], goodness[:, None, :]  # (methods, methods, k)
     better, equal = (others > own).sum(dim=1), (others == own).sum(dim=1)
-    return (better + (equal + 1) / 2.0).double().mean(dim=1)
+    return placed((better + (equal + 1) / 2.0).double().mean(dim=1), values.device)
 
 
-class MeanRank(Metric):
+class MeanRank(Narrowing):
     """Mean of :func:`mean_rank` over updates, one per seed or dataset.
 
     Args:

@@ -1,13 +1,25 @@
 """Which way is better, for metrics of several tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 
 import torch
 from torch import Tensor
+from torch.nn import Module
+from torchmetrics import Metric
+from typing_extensions import override
 
 from lightning_jd.errors import ShapeError
+from lightning_jd.linalg import in_float64
 
 Better = bool | Sequence[bool]
+
+
+def as_float64(numbers: Sequence[float] | Tensor) -> Tensor:
+    """Numbers of the user in float64; those of a device without it come to the host."""
+    if isinstance(numbers, Tensor):
+        return in_float64(numbers)
+    return torch.tensor(numbers, dtype=torch.float64)
 
 
 def towards_better(higher_is_better: Better, tasks: int) -> Tensor:
@@ -24,6 +36,23 @@ def towards_better(higher_is_better: Better, tasks: int) -> Tensor:
             f"{len(higher_is_better)}."
         )
     return torch.tensor([1.0 if high else -1.0 for high in higher_is_better], dtype=torch.float64)
+
+
+class Narrowing(Metric):
+    """A metric whose states are in float64, and in float32 on a device that has no other."""
+
+    @override
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Module:
+        @wraps(fn)  # torchmetrics knows changes of the type by the function's name
+        def narrowing(state: Tensor) -> Tensor:
+            try:
+                return fn(state)
+            except TypeError:
+                if state.dtype != torch.float64:
+                    raise
+                return fn(state.float())
+
+        return super()._apply(narrowing, exclude_state)
 
 
 def check_tasks(name: str, values: Tensor, tasks: int | None = None) -> None:

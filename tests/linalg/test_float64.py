@@ -2,7 +2,7 @@
 
 import torch
 
-from lightning_jd.linalg import has_float64, in_float64
+from lightning_jd.linalg import has_float64, in_float64, placed
 
 
 def test_only_devices_without_float64_have_none() -> None:
@@ -10,9 +10,10 @@ def test_only_devices_without_float64_have_none() -> None:
     assert [kind for kind in kinds if not has_float64(torch.device(kind))] == ["mps"]
 
 
-def test_a_tensor_is_widened_without_its_graph() -> None:
+def test_float64_is_there_on_a_host() -> None:
     x = torch.tensor([1.5, -2.0], requires_grad=True)
-    found = in_float64(2 * x)
+    found = in_float64(x)
     assert found.dtype == torch.float64
-    assert not found.requires_grad
-    assert found.tolist() == [3.0, -4.0]
+    found.sum().backward()
+    assert x.grad is not None
+    assert placed(found, torch.device("cpu")) is found

@@ -19,7 +19,7 @@ from lightning_jd.linalg import (
     dual_cone_weights,
 )
 from lightning_jd.linalg._guess import guess_positive
-from lightning_jd.linalg._scaling import noise_level, to_finite, unit_diagonal, work_device
+from lightning_jd.linalg._scaling import noise_level, to_finite, unit_diagonal
 from tests.helpers.gramians import FAMILIES
 
 M = 20
@@ -197,8 +197,3 @@ def test_what_overflows_becomes_the_largest_number() -> None:
     big = torch.tensor([1e300, -1e300, 1.0], dtype=torch.float64)
     largest = torch.finfo(torch.float32).max
     assert to_finite(big, torch.float32).tolist() == [largest, -largest, 1.0]
-
-
-def test_a_device_without_float64_computes_on_the_host() -> None:
-    assert work_device(torch.device("mps")) == torch.device("cpu")
-    assert work_device(torch.device("cuda", 1)) == torch.device("cuda", 1)

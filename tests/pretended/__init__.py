@@ -11,6 +11,7 @@ from lightning_jd.lab.pretended import (
     no_synchronisation,
     operations,
     synchronisations,
+    without_float64,
 )
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "no_synchronisation",
     "operations",
     "synchronisations",
+    "without_float64",
 ]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from lightning_jd.engines.tape.run import Ledger
+from lightning_jd.linalg import has_float64, in_float64
 
 #: ``Jᵀ v`` of some parameters, from autograd.
 Ordinary = Callable[[Tensor, Sequence[int]], dict[int, Tensor]]
@@ -95,7 +96,7 @@ class _Comparison:
         slack = _FEW * noise + _FLOOR * eps * length
         if self.ordinary == 0:  # what is zero in theory is so by luck, and has no noise of its own
             slack += _FLOOR * eps * total
-        share, v = self.share.double(), v.double()
+        share, v = in_float64(self.share), in_float64(v)
         if not self.off <= slack:
             return Mismatch(self.parameters, "gradient", self._relative(self.off))
         squared = max(0.0, float(v @ share @ v))
@@ -112,7 +113,7 @@ class _Comparison:
 
 def length_of(gramian: Tensor, v: Tensor) -> float:
     """About the length of ``Jᵀ v``, if the signs of v are random."""
-    lengths = v.double().abs() * gramian.double().diagonal().clamp(min=0).sqrt()
+    lengths = in_float64(v).abs() * in_float64(gramian.diagonal()).clamp(min=0).sqrt()
     return float(lengths.norm())
 
 
@@ -242,6 +243,8 @@ def norm_of(gradients: Mapping[int, Tensor], parameters: Sequence[int]) -> float
 
 
 def _length(gradient: Tensor) -> float:
+    if not has_float64(gradient.device):
+        gradient = gradient.cpu()
     if gradient.device.type != "cpu" or gradient.numel() <= _PIECE:
         return float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
     # a CPU copies all of it to double precision, which may well be the largest tensor of a step

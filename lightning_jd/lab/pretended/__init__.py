@@ -12,6 +12,7 @@ thread per device that it knows. So whoever uses it does so in a process of its 
 
 from lightning_jd.lab.pretended._device import DEVICE
 from lightning_jd.lab.pretended._operations import Operation, operations
+from lightning_jd.lab.pretended._precision import without_float64
 from lightning_jd.lab.pretended._synchronisations import (
     Synchronisation,
     no_synchronisation,
@@ -30,4 +31,5 @@ __all__ = [
     "no_synchronisation",
     "operations",
     "synchronisations",
+    "without_float64",
 ]

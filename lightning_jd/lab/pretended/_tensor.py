@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from lightning_jd.lab.pretended._device import DEVICE, NAME
 from lightning_jd.lab.pretended._operations import note_kernel
+from lightning_jd.lab.pretended._precision import refuse_float64
 from lightning_jd.lab.pretended._recurrent import KERNELS
 from lightning_jd.lab.pretended._synchronisations import record
 
@@ -57,6 +58,7 @@ class DeviceTensor(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> "DeviceTensor":
+        refuse_float64(held.dtype)
         if held.layout is not torch.strided:
             return Tensor._make_wrapper_subclass(
                 cls, held.size(), dtype=held.dtype, layout=held.layout, device=DEVICE
@@ -169,6 +171,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         to_host = torch.device(kwargs["device"]).type != DEVICE.type
         inner = {**kwargs, "device": CPU}
     if to_host and name == "_to_copy":
+        refuse_float64(kwargs.get("dtype"))  # the device converts, before the copy
         record("to host")  # also where it may be asynchronous: `to` pins no memory
     if kwargs.get("generator") is not None:
         from lightning_jd.lab.pretended._generator import check_generator
@@ -199,6 +202,7 @@ def _copy(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     is_asynchronous = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
     into, out_of = isinstance(target, DeviceTensor), isinstance(source, DeviceTensor)
     if out_of and not into:
+        refuse_float64(target.dtype)
         # Even if it may be asynchronous, it is not unless the memory is pinned.
         if not (is_asynchronous and getattr(target, "is_pinned_for_the_device", False)):
             record("to host")
