@@ -1,8 +1,8 @@
 """On an accelerator: a fixed number of kernels, and nothing that the host would have to wait for.
 
 Factorisations are taken in float32, because float64 is slow on most accelerators. What decides the
-accuracy, ``w = Cz + q``, is computed in the precision of ``C``; in float64 it also keeps out of
-reduced-precision modes of matrix products (TF32), which may be switched on for the network.
+accuracy, ``w = Cz + q``, is computed in float32 too where a residual of 1e-6 is asked for, which it
+reaches with room to spare; else in the precision of ``C``. The residual is always that of ``C``.
 """
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_jd.linalg._conjugate import ConjugateGradients
 from lightning_jd.linalg._guess import Guess
+from lightning_jd.linalg._host import SINGLE
 from lightning_jd.linalg._stages import natural_residual
 
 ROUNDS = 32
@@ -18,10 +19,21 @@ SYSTEMS = 1 << 26  # numbers in all systems of a Newton step, of 4 bytes each
 BURSTS, STEPS = 10, 6  # where the systems would take more memory than that
 
 
-def solve_on_device(C: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
-    """``Z`` (k, m) for the rows of ``Q``, and its largest natural residual (NaN if it failed)."""
+def solve_on_device(C: Tensor, Q: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+    """``Z`` (k, m) for the rows of ``Q``, and its largest natural residual (NaN if it failed).
+
+    Args:
+        C: Shape (m, m).
+        Q: Shape (k, m).
+        tolerance: The residual that will do.
+    """
     v = Guess(C, Q).iterate(ROUNDS)
-    Z = _newton(C, Q, v) if Q.numel() * len(C) <= SYSTEMS else _conjugate(C, Q, v)
+    if Q.numel() * len(C) > SYSTEMS:  # its residuals in float32 would be some 1e-6
+        Z = _conjugate(C, Q, v)
+    elif tolerance >= SINGLE and torch.get_float32_matmul_precision() == "highest":
+        Z = _newton(C.float(), Q.float(), v).to(C.dtype)
+    else:
+        Z = _newton(C, Q, v)
     return Z, natural_residual(C, Q, Z).amax()
 
 

@@ -247,7 +247,7 @@ def _solve(
         NonFiniteError: If ``gramian``, or what ``other`` has to say, is not finite.
     """
     if solver in OWN and _dual_cone_host.is_certain(reg):
-        Z, residual = solve_on_device(C, Q)
+        Z, residual = solve_on_device(C, Q, tolerance)
         finite = torch.isfinite(gramian).all() & torch.isfinite(other).all()
         finite = finite.to(residual.device)  # of a Gramian without float64, this is the host
         is_finite, worst = torch.stack([finite.to(residual), residual]).tolist()  # the only wait

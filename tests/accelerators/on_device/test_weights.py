@@ -14,7 +14,7 @@ from lightning_jd.errors import NonFiniteError
 from lightning_jd.lab.bench._runs import run_early, run_late, run_start
 from lightning_jd.linalg import _device, dual_cone_solution, upgrad_solution
 from tests.helpers.gramians import FAMILIES
-from tests.pretended import DEVICE, host, synchronisations
+from tests.pretended import DEVICE, host, operations, synchronisations
 
 WELL_CONDITIONED = ["gaussian", "conflicting", "low_rank", "duplicate_rows", "cnn_like"]
 RUNS = {"run_start": run_start, "run_early": run_early, "run_late": run_late}
@@ -99,6 +99,27 @@ def test_256_objectives_take_few_kernels(family: str) -> None:
     assert int(kernels) <= 300, kernels.counts
     assert len(found) == 1, "; ".join(map(str, found))
     assert solution.residual <= 1e-6
+
+
+def double_products(G: Tensor, **options: float) -> float:
+    """Products of two matrices of the size of G, in float64, that the solution asks for."""
+    with operations() as found:
+        solution = upgrad_solution(G.to(DEVICE), **options)
+    assert solution.residual <= (1e-12 if options or G.dtype == torch.float64 else 5e-7)
+    return sum(each.flops for each in found if each.dtype == "float64") / (2 * len(G) ** 3)
+
+
+@pytest.mark.parametrize("family", [*WELL_CONDITIONED, *RUNS])
+def test_float64_is_used_where_float32_would_not_do(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    G = RUNS[family](128) if family in RUNS else gramian(family, 128)
+    assert double_products(G) < 1.1  # the residual
+    assert double_products(G, tolerance=0.0) > 10
+    assert double_products(G.double()) > 10
+    # Then products of float32 have three digits.
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert double_products(G) > 10
 
 
 def test_where_the_systems_would_not_fit_products_do(monkeypatch: pytest.MonkeyPatch) -> None:
