@@ -6,8 +6,9 @@ import pytest
 
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.lab.bench._gpus import GPUS
+from lightning_jd.lab.bench._roofline_model import PAPER, Costs, calibrated
 from lightning_jd.lab.bench._timeline import SMALLEST_KERNEL, WAIT, timeline
-from lightning_jd.lab.bench.roofline import PAPER, Costs, calibrated, roofline
+from lightning_jd.lab.bench.roofline import roofline
 from lightning_jd.lab.pretended._operations import Operation
 from lightning_jd.lab.report import Report
 
