@@ -69,7 +69,7 @@ def measure(batch_size: int, repeats: int, clock: Clock) -> list[dict[str, Value
     step = backward(losses(), parameters, "upgrad")
     G, w = step.gramian, step.weights
     assert G is not None
-    history = ConflictSummary()
+    history = ConflictSummary().to(here())
     looks: dict[str, Callable[[], object]] = {
         "all scalars, left on the device": lambda: conflict_summary(G, w),
         "all scalars, copied to the host": lambda: conflict_summary(G, w).to_dict(),

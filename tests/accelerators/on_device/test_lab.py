@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,17 @@ import torch
 
 from lightning_jd.errors import ArgumentError
 from lightning_jd.lab import trainer
+from lightning_jd.lab.bench import fit as fit_module
+from lightning_jd.lab.bench import optimizers as optimizers_module
 from lightning_jd.lab.bench.ddp import Case, check_devices, measure_here
+from lightning_jd.lab.bench.engines import engines
+from lightning_jd.lab.bench.fit import fit
+from lightning_jd.lab.bench.gallery import gallery
+from lightning_jd.lab.bench.launches import launches
+from lightning_jd.lab.bench.methods import methods
+from lightning_jd.lab.bench.metrics import metrics
+from lightning_jd.lab.bench.optimizers import optimizers
+from lightning_jd.lab.bench.weights import weights
 from lightning_jd.lab.crew import hired
 from lightning_jd.lab.data import load
 from lightning_jd.lab.data.multitask import Multitask
@@ -178,6 +189,37 @@ def test_an_epoch_on_the_device(tmp_path: Path) -> None:
     assert report.environment["device"] == NAME
     assert NAME in (tmp_path / "rounds.jsonl").read_text()
     assert all(math.isfinite(float(row["svhn"] or 0)) for row in report.rows)
+
+
+@pytest.mark.parametrize(
+    ("bench", "arguments"),
+    [
+        (engines, {"cases": ["mlp-64"]}),
+        (launches, {"cases": ["mlp"], "waits": False}),
+        (methods, {"tasks": [2]}),
+        (metrics, {}),
+        (weights, {"sizes": [4], "families": ["gaussian"], "methods": ["upgrad"], "m1024": False}),
+        (optimizers, {}),
+        (gallery, {"only": ["gcn"]}),
+        (fit, {}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_benchmark_on_the_device(
+    bench: Callable[..., None],
+    arguments: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fit_module, "_WORK", {"tasks": small_tasks})
+    monkeypatch.setattr(optimizers_module, "MODELS", {"small": [(4, 3)]})
+    wall = {"clock": "wall"} if "clock" in signature(bench).parameters else {}
+    with operations() as asked:
+        bench(**arguments, **wall, repeats=1, device=DEVICE.type, output=tmp_path)
+    assert asked
+    report = Report.read(tmp_path / f"{bench.__name__}.json")
+    assert report.rows
+    assert report.environment["device"] == NAME
 
 
 def telling() -> Callable[[], str]:
