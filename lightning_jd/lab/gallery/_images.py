@@ -275,7 +275,7 @@ def _clip(m: int) -> Specimen:
 
 def _paired(model: nn.Module, batch: Batch) -> TaskLosses:
     output = model(input_ids=batch["tokens"], pixel_values=batch["x"])
-    right = torch.arange(len(batch["x"]))
+    right = torch.arange(len(batch["x"]), device=batch["x"].device)
     features = output.image_embeds, output.text_embeds
     return {
         "image": F.cross_entropy(output.logits_per_image, right, reduction="none"),
