@@ -10,18 +10,17 @@ import torch
 from torch import Tensor
 
 from lightning_jd.linalg._conjugate import ConjugateGradients
-from lightning_jd.linalg._guess import Guess
+from lightning_jd.linalg._guess import EXTRAPOLATED_PENALTY, Guess
 
-# Rounds of the guess before the first look, between two looks, and in all.
-FIRST, BETWEEN, LAST = 8, 4, 16
-SETTLED = 2.0  # entries of a row that may still change: conjugate gradients repair them
-HOPELESS = 0.05  # share of a row that still changes where most eigenvalues are tiny
+FIRST, SECOND = 6, 4  # rounds of the guess before its signs are looked at, and again
+HOPELESS = 0.1  # share of them that changes meanwhile where most eigenvalues are tiny
+EXTRAPOLATIONS = 4  # at most, until only so many entries of a row change
+SETTLED = 5.0
 # A row whose set differs from that of most rows in d entries is a system of d unknowns. It takes
 # about d³ operations at a slow pace; products take m² at a fast pace, and some for each entry.
-PER_PRODUCT, PER_ENTRY = 0.8, 200.0
-MORE = 8  # rounds of the guess before systems: a wrong entry costs its row a second one
+PER_PRODUCT, PER_ENTRY = 1.6, 200.0
 BURSTS = 10
-STEPS = 6  # in a burst
+STEPS = 8  # in a burst
 # The residual of half of the rows after so many bursts where products converge too slowly.
 TRIAL, SLOW = 4, 1e-4
 SHRINK = 0.8  # share of the rows that is left when it pays to drop the others
@@ -51,7 +50,7 @@ def solve_by_products(C: Tensor, Q: Tensor, tolerance: float) -> Found | None:
         return None
     Z, rows, worst = torch.zeros_like(Q), torch.arange(len(Q)), 0.0
     if _are_similar(guess.v):
-        return Found(Z, worst, rows, guess.iterate(MORE) > 0)
+        return Found(Z, worst, rows, guess.v > 0)
     search = ConjugateGradients(C, Q, guess.v)
     for burst in range(BURSTS + 1):
         residual = search.residual()
@@ -80,13 +79,17 @@ def _are_similar(v: Tensor) -> bool:
 
 
 def _guess(C: Tensor, Q: Tensor) -> Guess | None:
-    guess = Guess(C, Q)
-    signs = guess.iterate(FIRST).sign()
-    for rounds in range(FIRST, LAST, BETWEEN):
-        before, signs = signs, guess.iterate(BETWEEN).sign()
-        changed = float(before.sub_(signs).count_nonzero()) / len(Q)
-        if rounds == FIRST and changed > HOPELESS * len(C):
-            return None
-        if changed <= SETTLED:
+    guess = Guess(C, Q, EXTRAPOLATED_PENALTY)
+    before, signs = guess.iterate(FIRST).sign(), guess.iterate(SECOND).sign()
+    if _changes(before, signs) > HOPELESS * len(C):
+        return None
+    for _ in range(EXTRAPOLATIONS):
+        before, signs = signs, guess.extrapolate().sign()
+        if _changes(before, signs) <= SETTLED:
             break
     return guess
+
+
+def _changes(before: Tensor, after: Tensor) -> float:
+    """In how many entries a row differs, on average."""
+    return float(before.sub_(after).count_nonzero()) / len(after)

@@ -1,5 +1,7 @@
 """Many objectives: matrix products do nearly all the work, and what they leave is still solved."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch.testing import assert_close
 
 from lightning_jd.aggregators import DualProj, UPGrad
 from lightning_jd.errors import ArgumentError
+from lightning_jd.lab.bench._runs import run_early, run_start
 from lightning_jd.linalg import (
     _host,
     _products,
@@ -18,7 +21,7 @@ from lightning_jd.linalg import (
 )
 from lightning_jd.linalg._conjugate import ConjugateGradients
 from lightning_jd.linalg._deflation import RANK, Deflation
-from lightning_jd.linalg._guess import PENALTY, Guess
+from lightning_jd.linalg._guess import DEPTH, EXTRAPOLATED_PENALTY, PENALTY, Guess
 from lightning_jd.linalg._scaling import unit_diagonal
 from tests.helpers.gramians import FAMILIES
 
@@ -84,7 +87,8 @@ def test_quadprog_agrees(family: str) -> None:
     assert_close(upgrad_weights(G), expected, rtol=1e-9, atol=0)
 
 
-def test_the_exact_answer_is_one_argument_away() -> None:
+def test_the_exact_answer_is_one_argument_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_products, "_are_similar", lambda v: False)  # systems would be exact
     G = classes(M).to(torch.float32)
     exact = upgrad_solution(G, tolerance=0)
     assert exact.residual <= FLOAT64
@@ -136,6 +140,52 @@ def test_the_solution_stays_where_it_is() -> None:
     assert_close(guess.iterate(1), before, rtol=1e-4, atol=1e-5)
 
 
+def test_extrapolation_leaves_the_solution_where_it_is() -> None:
+    C = unit("classes", 70)
+    Z = _stages.solve(C, C, 0.0)
+    guess = Guess(C, C)
+    guess.v = torch.where(Z > 0, Z, -(Z @ C + C) / PENALTY).float()
+    before = guess.v.clone()
+    assert_close(guess.extrapolate(), before, rtol=1e-4, atol=1e-5)
+
+
+def test_extrapolation_eliminates_eigenvalues() -> None:
+    # All z are positive, so that a round is an affine map; C has DEPTH - 1 different eigenvalues.
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(60, 60, generator=generator)).Q.double()
+    eigenvalues = torch.linspace(0.2, 5.0, DEPTH - 1, dtype=torch.float64).repeat(60)[:60]
+    C = basis @ eigenvalues.diag() @ basis.T
+    Z = 1 + torch.rand(9, 60, generator=generator).double()
+    guess = Guess(C, -Z @ C)
+    guess.v = guess.v.abs_().add_(1)
+    plain = Guess(C, -Z @ C)
+    plain.v = guess.v.clone()
+    assert_close(guess.extrapolate(), Z.float(), rtol=0, atol=1e-3)
+    assert (plain.iterate(DEPTH) - Z).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("run", [run_start, run_early])
+def test_extrapolation_saves_rounds(run: Callable[[int], Tensor]) -> None:
+    C = unit_diagonal(run(M), 1e-4).C
+    positive = _stages.solve(C, C, 0.0) > 0
+
+    def wrong(v: Tensor) -> int:
+        return int(((v > 0) != positive).sum())
+
+    extrapolated = Guess(C, C, EXTRAPOLATED_PENALTY)
+    extrapolated.iterate(2)
+    for _ in range(3):  # 20 rounds in all
+        extrapolated.extrapolate()
+    assert wrong(extrapolated.v) <= wrong(Guess(C, C).iterate(24))
+
+
+def test_rounds_that_have_converged_stay_finite() -> None:
+    C = torch.eye(5, dtype=torch.float64)
+    guess = Guess(C, torch.zeros_like(C))
+    guess.v = torch.zeros_like(guess.v)
+    assert_close(guess.extrapolate(), torch.zeros(5, 5), rtol=0, atol=0)
+
+
 def test_deflation_divides_large_eigenvalues_out() -> None:
     C = unit("classes").float()
     deflation = Deflation(C)
@@ -169,7 +219,7 @@ def test_rows_that_are_left_out_do_not_change_the_others(dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("BURSTS", 0), ("BURSTS", 1), ("HOPELESS", -1.0), ("LAST", 8)]
+    ("name", "value"), [("BURSTS", 0), ("BURSTS", 1), ("HOPELESS", -1.0), ("EXTRAPOLATIONS", 0)]
 )
 def test_what_products_leave_is_pivoted(
     name: str, value: float, monkeypatch: pytest.MonkeyPatch
@@ -184,7 +234,8 @@ def test_what_products_leave_is_pivoted(
         assert true.max() <= 2 * tolerance
 
 
-def test_most_rows_are_solved_by_products() -> None:
+def test_most_rows_are_solved_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_products, "_are_similar", lambda v: False)
     for family in ("classes", "gaussian", "cnn_like"):
         C = unit(family)
         for dtype, tolerance in ((torch.float32, FLOAT32), (torch.float64, FLOAT64)):
