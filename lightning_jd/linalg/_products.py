@@ -14,8 +14,8 @@ from lightning_jd.linalg._guess import EXTRAPOLATED_PENALTY, Guess
 
 FIRST, SECOND = 6, 4  # rounds of the guess before its signs are looked at, and again
 HOPELESS = 0.1  # share of them that changes meanwhile where most eigenvalues are tiny
-EXTRAPOLATIONS = 4  # at most, until only so many entries of a row change
-SETTLED = 5.0
+EXTRAPOLATIONS = 4  # at most
+SETTLED = 5.0  # entries of a row that may still change: what follows repairs them
 # A row whose set differs from that of most rows in d entries is a system of d unknowns. It takes
 # about d³ operations at a slow pace; products take m² at a fast pace, and some for each entry.
 PER_PRODUCT, PER_ENTRY = 1.6, 200.0
