@@ -1,5 +1,6 @@
 """Time several candidates in one run, in turns, so that the noise of a machine hits all alike."""
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -58,8 +59,8 @@ def interleaved(
 ) -> dict[str, Timing]:
     """Time every candidate once per round, round after round.
 
-    The order is reversed in every second round: nobody always runs after the candidate that
-    empties the caches.
+    Each round has an order of its own, drawn at random: nobody always runs after the candidate that
+    empties the caches, or after itself.
 
     Args:
         candidates: Name to function without arguments. A device that is measured on is waited for.
@@ -86,12 +87,11 @@ def interleaved(
     check_clock(clock)
     now = CLOCKS[clock]
     samples: dict[str, list[float]] = {name: [] for name in candidates}
-    begin = time.perf_counter()
+    begin, orders = time.perf_counter(), random.Random(0)
     for r in range(-warmup, repeats):
         if budget is not None and r > 0 and time.perf_counter() - begin > budget:
             break
-        order = list(candidates.items())
-        for name, candidate in reversed(order) if r % 2 else order:
+        for name, candidate in orders.sample(list(candidates.items()), len(candidates)):
             wait_for_device()
             start = now()
             candidate()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -15,11 +16,18 @@ def recorders(log: list[str], *names: str) -> dict[str, Callable[[], None]]:
     return {name: lambda name=name: log.append(name) for name in names}
 
 
-def test_candidates_take_turns_and_every_second_round_is_reversed() -> None:
+def test_every_round_has_all_candidates_in_an_order_of_its_own() -> None:
     log: list[str] = []
-    timings = interleaved(recorders(log, "a", "b"), repeats=3, warmup=0)
-    assert log == ["a", "b", "b", "a", "a", "b"]
-    assert {name: len(timing.samples) for name, timing in timings.items()} == {"a": 3, "b": 3}
+    timings = interleaved(recorders(log, "a", "b", "c"), repeats=300, warmup=0)
+    rounds = [tuple(log[k : k + 3]) for k in range(0, len(log), 3)]
+    assert all(sorted(each) == ["a", "b", "c"] for each in rounds)
+    shares = [rounds.count(order) / len(rounds) for order in permutations("abc")]
+    assert min(shares) > 0.1
+    assert max(shares) < 0.25
+    assert {len(timing.samples) for timing in timings.values()} == {300}
+    again: list[str] = []
+    interleaved(recorders(again, "a", "b", "c"), repeats=300, warmup=0)
+    assert again == log  # in every run
 
 
 def test_warm_up_rounds_run_but_are_not_kept() -> None:
@@ -49,9 +57,15 @@ def test_the_cpu_clock_does_not_count_sleep(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_each_sample_is_the_difference_of_two_readings(monkeypatch: pytest.MonkeyPatch) -> None:
-    readings = iter([0.0, 1.0, 10.0, 14.0, 20.0, 26.0, 30.0, 32.0])
-    monkeypatch.setitem(module.CLOCKS, "wall", lambda: next(readings))
-    timings = interleaved({"a": list, "b": list}, repeats=2, warmup=0)
+    now = [0.0]
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setitem(module.CLOCKS, "wall", lambda: now[0])
+    lasting = {"a": iter([1.0, 2.0]), "b": iter([4.0, 6.0])}
+    candidates = {name: lambda each=each: wait(next(each)) for name, each in lasting.items()}
+    timings = interleaved(candidates, repeats=2, warmup=0)
     assert timings["a"].samples == (1.0, 2.0)
     assert timings["b"].samples == (4.0, 6.0)
     assert ratio(timings["b"], timings["a"]) == 3.5

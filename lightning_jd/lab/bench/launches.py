@@ -33,7 +33,7 @@ from lightning_jd.lab.work.networks import (
 from lightning_jd.lab.work.steps import OPPONENTS, Step, working_step
 
 _METHODS = ("mean", "upgrad")
-_UNTUNED = 4  # the first steps of a kind of graph check themselves and try variants
+_UNTUNED = 4  # the first steps of a kind of graph check and record themselves
 _COLUMNS = {
     "case": "work",
     "plain_us": "plain µs",
@@ -184,10 +184,12 @@ def _timed(case: Case, repeats: int, clock: Clock, torchjd: bool) -> dict[str, V
 
 def _counted(case: Case, torchjd: bool) -> dict[str, Value]:
     steps = _steps(case.ordinary, torchjd)
-    for method in _METHODS:
+    counts = {}
+    for name, step in steps.items():
+        # right before: TorchJD's engines add hooks, which the next step of ours has to check
         for _ in range(_UNTUNED):
-            steps[method]()
-    counts = {name: kernels_of(step) for name, step in steps.items()}
+            step()
+        counts[name] = kernels_of(step)
     plain = counts.pop("plain")
     shares = {name: count / plain for name, count in counts.items()}
     row: dict[str, Value] = {"plain_kernels": plain}

@@ -86,25 +86,11 @@ def loop_over_tasks(
     sums = [_sum(column) for column in zip(*[row[n:] for row in rows], strict=True)]
     if is_scaled:
         sums = [None if gradient is None else gradient / scale for gradient in sums]
-    rows = [row[:n] for row in rows]
-    sparse = frozenset(
-        k
-        for k in range(len(parameters))
-        if {row[k].is_sparse for row in rows if row[k] is not None} == {True}  # type: ignore[union-attr]
-    )
-    rows = [
-        tuple([g.to_dense() if g is not None and g.is_sparse else g for g in row]) for row in rows
-    ]
-    counts = [sum(row[k] is not None for row in rows) for k in range(len(parameters))]
+    rows, sparse = _dense([row[:n] for row in rows])
+    counts = [sum(row[k] is not None for row in rows) for k in range(n)]
     shared = tuple([k for k, count in enumerate(counts) if count > 1])
     own: dict[int, dict[int, Tensor]] = {}
-    lines = []
-    for task, row in enumerate(rows):
-        parts = [
-            torch.zeros_like(parameters[k]) if (found := row[k]) is None else found for k in shared
-        ]
-        if parts:
-            lines.append(torch.cat([part.reshape(-1) for part in parts]))
+    for task, row in enumerate(rows if len(shared) < n else ()):
         alone = {
             # half precision would lose what the scale was for
             k: gradient.to(dtype).div(scale) if is_scaled else gradient
@@ -113,8 +99,13 @@ def loop_over_tasks(
         }
         if alone:
             own[task] = alone
-    if lines:
-        J = torch.stack(lines).to(dtype)
+    if shared:
+        parts = [
+            torch.zeros_like(parameters[k]) if (found := row[k]) is None else found
+            for row in rows
+            for k in shared
+        ]
+        J = torch.cat([part.reshape(-1) for part in parts]).view(objectives.m, -1).to(dtype)
         J = J.div_(scale) if is_scaled else J
         G = products(J)
     else:
@@ -126,6 +117,18 @@ def loop_over_tasks(
         tasks = torch.tensor([task for task, _ in single]).to(G.device, non_blocking=True)
         G.diagonal().index_add_(0, tasks, squares)
     return Loop(G, J, shared, own, parameters, sparse, sums)
+
+
+def _dense(
+    rows: list[tuple[Tensor | None, ...]],
+) -> tuple[list[tuple[Tensor | None, ...]], frozenset[int]]:
+    """The same as dense tensors, and the parameters whose gradients were all sparse."""
+    if not any(g is not None and g.is_sparse for row in rows for g in row):
+        return rows, frozenset()
+    known = [[g for g in column if g is not None] for column in zip(*rows, strict=True)]
+    sparse = frozenset(k for k, found in enumerate(known) if {g.is_sparse for g in found} == {True})
+    dense = [tuple([g.to_dense() if g is not None and g.is_sparse else g for g in r]) for r in rows]
+    return dense, sparse
 
 
 def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:
