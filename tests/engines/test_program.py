@@ -307,3 +307,21 @@ def test_nothing_is_computed_twice(compute: Callable[..., Tensor], calls: int) -
 def test_random_numbers_are_drawn_twice() -> None:
     found, _, _ = recorded(lambda x, w: torch.rand_like(x) - torch.rand_like(x))
     assert len(found) == 3
+
+
+def test_equal_gradients_are_tensors_of_their_own() -> None:
+    """Whoever clips one of them must not clip the other."""
+    recorder = Recorder()
+    x, w = torch.randn(4, 3), torch.randn(4)
+    rows, weights = recorder.input(x), recorder.input(w)
+    with recorder.recording():
+        gramian = rows @ rows.T
+        recorder.is_late = True
+        gradients = [torch.mv(rows.T, weights), torch.mv(rows.T, weights)]
+    slots = [recorder.slot_of(tensor) for tensor in (weights, gramian, *gradients, rows)]
+    recorder.close()
+    program = Program(recorder, *slots[:2], slots[2:4], slots[4:])
+    _, *kept = program.assemble([x])
+    first, second = program.replay([w, *kept])
+    assert_close([first, second], [w @ x] * 2)
+    assert first.data_ptr() != second.data_ptr()

@@ -65,7 +65,7 @@ def _without_repeated_calls(
         if not _is_pure(operation, values, writes):
             shorter.append(operation)
             continue
-        call = operation.function, operation.is_late, str((operation.args, operation.kwargs))
+        call = operation.function, str((operation.args, operation.kwargs))
         known = first.setdefault(call, operation)
         if known is operation:
             shorter.append(operation)
@@ -79,6 +79,8 @@ def _without_repeated_calls(
 
 def _is_pure(operation: Operation, values: Sequence[Value], writes: Counter[int]) -> bool:
     """Whether a call fills new memory that nobody writes to again, from memory that nobody does."""
+    if operation.is_late:  # each gradient is a tensor of its own, whatever is done to it later
+        return False
     if not operation.writes or NOTHING in operation.results:
         return False
     if torch.Tag.nondeterministic_seeded in getattr(operation.function, "tags", ()):
