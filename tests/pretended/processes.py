@@ -20,10 +20,12 @@ def run_on_two_devices(
 def _strictly(work: Callable[[int, Path], None], patience: float, rank: int, folder: Path) -> None:
     from tests.pretended._process_group import STRICT
 
+    # The store of this attempt: what an earlier one has left behind would lead to dead processes.
+    store = dist.PrefixStore("strict", dist.distributed_c10d._get_default_store())
     dist.destroy_process_group()  # that of gloo, which takes tensors of the host
     dist.init_process_group(
         STRICT,
-        init_method=f"file://{folder}/strict",
+        store=store,
         rank=rank,
         world_size=2,
         timeout=timedelta(seconds=patience),
