@@ -318,6 +318,7 @@ def test_the_report_is_short_for_many_objectives_and_names_groups(
     assert text.splitlines()[5].endswith("-")
 
 
+@pytest.mark.slow
 def test_a_compiled_function_is_warned_of_and_the_remedy_works() -> None:
     torch.compiler.reset()
     model = torch.nn.Linear(4, 3)

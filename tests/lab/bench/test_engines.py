@@ -94,6 +94,7 @@ def test_tasks_are_compared_with_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -
     assert engines.timed(TINY["tiny-tasks"], 1, "wall", seconds=0.0)["loop_mark"] == "missed"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_the_command_writes_table_and_curves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

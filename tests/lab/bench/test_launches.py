@@ -53,6 +53,7 @@ def test_a_line_has_ratios_kernels_and_a_verdict() -> None:
     assert measure(Case(tiny, tiny), 1, "cpu", torchjd=False)["mark"] is None
 
 
+@pytest.mark.slow
 def test_torchjd_takes_part_with_its_faster_engine() -> None:
     pytest.importorskip("torchjd")
     tiny = CASES["mlp-8-tasks"].tiny

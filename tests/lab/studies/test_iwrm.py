@@ -102,6 +102,7 @@ def test_unknown_names_are_refused(folder: Path) -> None:
         tiny(folder, dataset="svnh")
 
 
+@pytest.mark.slow
 def test_a_run_that_raises_does_not_stop_the_others(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

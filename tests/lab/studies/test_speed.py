@@ -20,6 +20,7 @@ def small(folder: Path, **arguments: Any) -> dict[str, Any]:
     return json.loads((folder / "speed.json").read_text())
 
 
+@pytest.mark.slow
 def test_methods_are_timed_beside_torchjd_and_the_paper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
