@@ -131,22 +131,14 @@ def test_a_tolerance_that_is_none_is_refused(tolerance: float) -> None:
 # The stages
 
 
-def test_the_solution_stays_where_it_is() -> None:
+@pytest.mark.parametrize("advance", [lambda guess: guess.iterate(1), Guess.extrapolate])
+def test_the_solution_stays_where_it_is(advance: Callable[[Guess], Tensor]) -> None:
     C = unit("classes", 70)
     Z = _stages.solve(C, C, 0.0)
     guess = Guess(C, C)
     guess.v = torch.where(Z > 0, Z, -(Z @ C + C) / PENALTY).float()
     before = guess.v.clone()
-    assert_close(guess.iterate(1), before, rtol=1e-4, atol=1e-5)
-
-
-def test_extrapolation_leaves_the_solution_where_it_is() -> None:
-    C = unit("classes", 70)
-    Z = _stages.solve(C, C, 0.0)
-    guess = Guess(C, C)
-    guess.v = torch.where(Z > 0, Z, -(Z @ C + C) / PENALTY).float()
-    before = guess.v.clone()
-    assert_close(guess.extrapolate(), before, rtol=1e-4, atol=1e-5)
+    assert_close(advance(guess), before, rtol=1e-4, atol=1e-5)
 
 
 def test_extrapolation_eliminates_eigenvalues() -> None:

@@ -15,13 +15,12 @@ from torchmetrics import Metric
 import lightning_jd
 from lightning_jd import JacobianDescent, JDReport, optim
 from lightning_jd.aggregators import available, resolve
-from lightning_jd.engines import Objectives, Tape
 from lightning_jd.errors import ArgumentError, NonFiniteError
 from lightning_jd.linalg import dual_cone_residuals, min_norm_residuals, upgrad_solution
 from lightning_jd.metrics import DeltaM, Hypervolume, MeanRank, delta_m, hypervolume, mean_rank
 from tests.accelerators.on_device.test_backward import ARGUMENTS, FORMS, METHODS, Net
 from tests.accelerators.on_device.test_fit import SUPPORTED, assert_same, fitted
-from tests.engines.oracle import assert_gradients, assert_gramian, jacobian_blocks
+from tests.accelerators.on_device.test_zoo import check_tape_on_device
 from tests.engines.zoo import CASES
 from tests.helpers.gramians import FAMILIES
 from tests.helpers.lightning import Regression
@@ -60,19 +59,7 @@ def test_the_device_refuses_float64_in_every_way() -> None:
 @pytest.mark.parametrize("name", [name for name in CASES if name != "parameter_cast_before_use"])
 def test_the_tape_on(name: str) -> None:
     """One case casts a parameter to float64 itself."""
-    for memory in ("fast", "low"):
-        torch.manual_seed(0)
-        expected, named = CASES[name]()
-        blocks = jacobian_blocks(expected, named)
-        torch.manual_seed(0)
-        with torch.device(DEVICE):
-            losses, placed = CASES[name]()
-        tape = Tape(Objectives.of(losses), placed, memory=memory)
-        G = tape.gramian()
-        assert_gramian(host(G), blocks, 1e-4)
-        weights = torch.randn(len(G))
-        found = [g if g is None else host(g) for g in tape.gradients(weights.to(DEVICE))]
-        assert_gradients(found, weights, blocks, named, 1e-4)
+    check_tape_on_device(name, 1e-4)
 
 
 def steps(device: Any, form: str, method: Any, **options: Any) -> list[Tensor]:
