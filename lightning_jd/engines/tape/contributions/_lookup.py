@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.engines.tape.contributions._base import Contribution
+from lightning_jd.engines.tape.contributions._pieces import pieces
 from lightning_jd.engines.tape.graph import Placement
 
 
@@ -94,3 +95,27 @@ def _added_up(place: Tensor, cotangents: Tensor, entries: int) -> Tensor:
     offset = torch.arange(m, device=place.device).unsqueeze(1) * entries
     table = cotangents.new_zeros(m * entries, d)
     return table.index_add_(0, (place + offset).reshape(-1), cotangents.flatten(0, 1))
+
+
+def lookup_products(lines: Tensor, entries: Tensor, lookup: Lookup) -> Tensor:
+    r"""Products of sums of outer products with look-ups in the same table.
+
+    With :math:`J_k = \sum_s L_{ks} E_{ks}^\top`, whose lines are those of the table, and cotangents
+    :math:`C_{lt}` that are added to line :math:`n_{lt}`,
+
+    .. math:: G_{kl} = \sum_{s,t} L_{ks, n_{lt}} \langle E_{ks}, C_{lt} \rangle .
+
+    Args:
+        lines: L, shape (m, T, lines of the table).
+        entries: E, shape (m, T, length of a line).
+        lookup: The look-ups.
+    """
+    (m, T, _), (_, S, d) = lines.shape, lookup.D.shape
+    L, E = lines.reshape(m * T, -1), entries.reshape(m * T, d)
+    step = max(1, pieces(L).temporary // max(1, 2 * m * T * S * L.element_size()))
+    found = []
+    for index, C in zip(lookup.index.split(step), lookup.D.split(step), strict=True):
+        K = E @ C.reshape(-1, d).T
+        K.mul_(L.index_select(1, index.reshape(-1)))
+        found.append(K.view(m, T, len(C), S).sum((1, 3)))
+    return torch.cat(found, dim=1)

@@ -17,7 +17,7 @@ from lightning_jd.engines.tape.contributions._base import (
     together,
 )
 from lightning_jd.engines.tape.contributions._cross import cross_gramian
-from lightning_jd.engines.tape.contributions._lookup import Lookup
+from lightning_jd.engines.tape.contributions._lookup import Lookup, lookup_products
 from lightning_jd.engines.tape.contributions._pieces import Pieces, pieces
 from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.graph import Placement
@@ -265,30 +265,6 @@ def _objectives_per_block(m: int, T: int, itemsize: int, size: Pieces) -> int:
     blocks = min(size.blocks, m * T // _ROWS_OF_A_BLOCK) if is_large else 1
     fits = max(1, size.temporary // max(1, 2 * m * T * T * itemsize))
     return min(-(-m // blocks), fits)
-
-
-def lookup_products(lines: Tensor, entries: Tensor, lookup: Lookup) -> Tensor:
-    r"""Products of sums of outer products with look-ups in the same table.
-
-    With :math:`J_k = \sum_s L_{ks} E_{ks}^\top`, whose lines are those of the table, and cotangents
-    :math:`C_{lt}` that are added to line :math:`n_{lt}`,
-
-    .. math:: G_{kl} = \sum_{s,t} L_{ks, n_{lt}} \langle E_{ks}, C_{lt} \rangle .
-
-    Args:
-        lines: L, shape (m, T, lines of the table).
-        entries: E, shape (m, T, length of a line).
-        lookup: The look-ups.
-    """
-    (m, T, _), (_, S, d) = lines.shape, lookup.D.shape
-    L, E = lines.reshape(m * T, -1), entries.reshape(m * T, d)
-    step = max(1, pieces(L).temporary // max(1, 2 * m * T * S * L.element_size()))
-    found = []
-    for index, C in zip(lookup.index.split(step), lookup.D.split(step), strict=True):
-        K = E @ C.reshape(-1, d).T
-        K.mul_(L.index_select(1, index.reshape(-1)))
-        found.append(K.view(m, T, len(C), S).sum((1, 3)))
-    return torch.cat(found, dim=1)
 
 
 def rows_gramian(A: Tensor, D: Tensor) -> Tensor:
