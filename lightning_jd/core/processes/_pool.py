@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lightning_jd.core.processes._memory import memory
 from lightning_jd.core.processes._roll_call import Answer, answers, check
+from lightning_jd.core.processes._volume import is_gathered, sent_by_sum
 
 H = TypeVar("H", bound=Hashable)
 
@@ -100,11 +101,20 @@ class Pool:
             flags: How many numbers of it are an agreement, and counted as one.
         """
         if self.size > 1:
-            tensor = tensor.contiguous().clone()
-            dist.all_reduce(tensor)
-            rest = flags * tensor.element_size()
-            self._count(purpose, 2 * (self.size - 1) * (_bytes(tensor) - rest) // self.size)
-            self._count("agreement", 2 * (self.size - 1) * rest // self.size)
+            size, rest = _bytes(tensor), flags * tensor.element_size()
+            if is_gathered(size, processes=self.size):
+                every = [torch.empty_like(tensor) for _ in range(self.size)]
+                dist.all_gather(every, tensor.contiguous())
+                tensor, *others = every
+                for other in others:  # in the order of the ranks: the same bits everywhere
+                    tensor += other
+            else:
+                tensor = tensor.contiguous().clone()
+                dist.all_reduce(tensor)
+            sent = sent_by_sum(size, processes=self.size)
+            agreed = int(sent * rest / max(1, size))
+            self._count(purpose, int(sent) - agreed)
+            self._count("agreement", agreed)
         return tensor
 
     def exchange(
