@@ -92,7 +92,9 @@ class _Step:
     def update(self) -> Update:
         tensors = dict(self.rows.named)
         with torch.no_grad(), hooks_silenced(tensors.values()):
-            self.rows.agree(exactly=self.groups is not None or self.needs_rows)
+            exactly = self.groups is not None or self.needs_rows
+            is_next = not (exactly or self.weights_first)
+            self.rows.agree(exactly=exactly, gramian_is_next=is_next)
             self.look()
             finite = self.finite()
             # Before a group is weighed: a method that keeps a state must not be asked in vain.
@@ -123,8 +125,7 @@ class _Step:
         """Compute all that the method wants to see, and before that what it does not decide on."""
         rows = self.rows
         if rows.plain:  # before the Gramian, which may free the graph
-            is_next = self.groups is None and not (self.weights_first or self.needs_rows)
-            self.own = rows.plain_gradients(self.delivery, gramian_is_next=is_next)
+            self.own = rows.plain_gradients(self.delivery)
             self.lap("gradients")
         self.members = split_into_groups(rows.selected, self.groups)
         self.values = rows.values(wanted=self.method.uses_values)

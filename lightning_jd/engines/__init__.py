@@ -21,7 +21,13 @@ from lightning_jd.engines._parameters import (
     named_parameters_of,
     select,
 )
-from lightning_jd.engines._reach import holds_compiled, leaves_reached, task_roots, tasks_reaching
+from lightning_jd.engines._reach import (
+    holds_compiled,
+    holds_custom,
+    leaves_reached,
+    task_roots,
+    tasks_reaching,
+)
 from lightning_jd.engines._rows import rows
 from lightning_jd.engines.split import Split, SplitSpec, split_loss
 from lightning_jd.engines.tape import (
@@ -51,6 +57,7 @@ __all__ = [
     "from_columns",
     "gramian",
     "holds_compiled",
+    "holds_custom",
     "hooks_silenced",
     "jacobian",
     "jacobian_with_reasons",

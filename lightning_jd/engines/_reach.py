@@ -96,6 +96,11 @@ def leaves_reached(objectives: Objectives) -> set[int]:
     }
 
 
+def holds_custom(objectives: Objectives) -> bool:
+    """Whether a function that is written in Python, and may do anything, is in the graph."""
+    return any(isinstance(node, BackwardCFunction) for node in nodes_below(objectives))
+
+
 def holds_compiled(objectives: Objectives) -> bool:
     """Whether a function that ``torch.compile`` has made is in the graph of the losses."""
     return any(node.name().startswith("CompiledFunction") for node in nodes_below(objectives))

@@ -23,17 +23,25 @@ from lightning_jd.core import (
     Update,
     collect,
     compute_update,
+    report_failure,
     split_into_groups,
     volume,
 )
-from lightning_jd.core.processes import _exchange
+from lightning_jd.core.processes import _exchange, _pool, _roll_call
 from lightning_jd.core.processes._columns import buckets
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._kept import KeptRows
 from lightning_jd.core.rows._live import LiveRows
 from lightning_jd.core.rows._pooled import PooledRows
-from lightning_jd.engines import NamedParameters, Objectives, jacobian, leaves_reached, select
-from lightning_jd.errors import ArgumentError, NonFiniteError
+from lightning_jd.engines import (
+    NamedParameters,
+    Objectives,
+    Tape,
+    jacobian,
+    leaves_reached,
+    select,
+)
+from lightning_jd.errors import ArgumentError, NonFiniteError, PeerError
 from lightning_jd.lab.bench._layers import layers_of
 from tests.helpers.processes import run_in_processes
 from tests.helpers.two_processes import run_in_two_processes
@@ -360,6 +368,7 @@ def work_of_two(rank: int, folder: Path) -> None:
     check_micro_batches(rank)
     check_collectives(rank)
     check_surprises(rank)
+    check_early_rows(rank)
 
 
 def work_of_three(rank: int, folder: Path) -> None:
@@ -549,6 +558,52 @@ def check_surprises(rank: int) -> None:
         counts.append(used.count("all_to_all_single"))
     # In vain where something else was expected, until nothing is expected any more.
     assert counts == [1, 1, 2, 1, 2, 2, 1], counts
+
+
+class _Shared(torch.autograd.Function):
+    """Waits for the other processes in its backward pass, as SyncBatchNorm does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        dist.all_reduce(g.clone())
+        return g
+
+
+def check_early_rows(rank: int) -> None:
+    """Rows are begun before the others have answered, unless that means to wait for them."""
+
+    def begun_early(losses: LossesOf) -> bool:
+        begun: list[bool] = []
+        answers, contributions = _roll_call.answers, Tape.contributions
+
+        def answered(*args: Any, **kwargs: Any) -> Any:
+            heard = answers(*args, **kwargs)
+            begun.append(bool(looked))
+            return heard
+
+        looked: list[Tape] = []
+        with (
+            patch.object(_pool, "answers", answered),
+            patch.object(
+                Tape, "contributions", lambda tape: looked.append(tape) or contributions(tape)
+            ),
+        ):
+            check("early", Case(mlp, losses), rank, 2)
+        return begun[0]
+
+    def through_others(model: nn.Module, x: Tensor, k: int) -> Any:
+        return _Shared.apply(model(x)).square().mean(dim=1)
+
+    assert begun_early(instances)
+    if rank:
+        report_failure(ValueError("of my own"), torch.device("cpu"))
+    else:
+        with pytest.raises(PeerError, match="ValueError: of my own"):
+            run(Case(mlp, through_others), rank)
 
 
 @pytest.mark.slow

@@ -52,11 +52,15 @@ class Pool:
         self.device = device
         self.agreed: tuple[int, ...] = ()
 
-    def gather(self, value: H) -> list[H]:
+    def gather(self, value: H, meanwhile: Callable[[], object] | None = None) -> list[H]:
         """The (small, picklable) values of all processes, in the order of their ranks.
 
         Most steps say what the step before said. So a digest of the value goes first, and the value
         itself only if some process does not remember it. It is a roll call, too.
+
+        Args:
+            value: That of this process.
+            meanwhile: Called before the others are waited for, if there are others.
 
         Raises:
             PeerError: If another process has failed; with its error.
@@ -64,7 +68,8 @@ class Pool:
         """
         if self.size == 1:
             return [value]
-        heard = answers(Answer(digest=memory.digest(value), state=memory.state), self.device)
+        own = Answer(digest=memory.digest(value), state=memory.state)
+        heard = answers(own, self.device, meanwhile=meanwhile)
         self._count("agreement", (self.size - 1) * 24)
         check(heard)
         self.agreed = tuple([answer.digest for answer in heard])

@@ -7,6 +7,7 @@ know what the others are about to agree on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -34,7 +35,10 @@ class Answer(NamedTuple):
 
 
 def answers(
-    own: Answer, device: torch.device | None, patience: timedelta | None = None
+    own: Answer,
+    device: torch.device | None,
+    patience: timedelta | None = None,
+    meanwhile: Callable[[], object] | None = None,
 ) -> list[Answer]:
     """What all processes answer.
 
@@ -42,14 +46,16 @@ def answers(
         own: The answer of this process.
         device: Where tensors that are sent must be.
         patience: How long to wait for the others; as long as the process group does by default.
+        meanwhile: Called while the answers travel.
     """
     told = torch.tensor([2 * own.failed + own.scalar, own.digest, own.state], device=device)
     heard = [torch.empty_like(told) for _ in range(dist.get_world_size())]
     work = dist.all_gather(heard, told, async_op=True)
-    if patience is None:
-        work.wait()
-    else:
-        work.wait(patience)
+    try:
+        if meanwhile is not None:
+            meanwhile()
+    finally:
+        work.wait() if patience is None else work.wait(patience)
     numbers = torch.stack(heard).tolist()
     return [Answer(bool(code & 2), bool(code & 1), *said) for code, *said in numbers]
 

@@ -70,11 +70,13 @@ class Rows(ABC):
         return None
 
     @abstractmethod
-    def agree(self, *, exactly: bool) -> None:
+    def agree(self, *, exactly: bool, gramian_is_next: bool) -> None:
         """Learn what the other processes have.
 
         Args:
             exactly: Whether parameters that no loss reaches must be left out already here.
+            gramian_is_next: Whether the Gramian of all :attr:`selected` will be asked for, so that
+                it may be begun while the others answer, or come from the passes for :attr:`plain`.
 
         Raises:
             NonFiniteError: If a loss of another process is NaN or infinite.
@@ -122,14 +124,8 @@ class Rows(ABC):
             Name of a parameter to its gradient, where some row reaches it.
         """
 
-    def plain_gradients(self, delivery: Delivery, *, gramian_is_next: bool) -> Gradients:
-        """This process's part of the gradients of :attr:`plain`, those of ordinary training.
-
-        Args:
-            delivery: What happens to the gradients.
-            gramian_is_next: Whether the Gramian of all :attr:`selected` is asked for next, so that
-                both may come from the same passes.
-        """
+    def plain_gradients(self, delivery: Delivery) -> Gradients:
+        """This process's part of the gradients of :attr:`plain`, those of ordinary training."""
         return self.combine(self.plain, self.plain_weights(), delivery)
 
     @abstractmethod

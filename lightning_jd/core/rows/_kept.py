@@ -39,7 +39,7 @@ class KeptRows(WholeRows):
         >>> kept = KeptRows([("x", x)])
         >>> for piece in (x * x, 3 * x[:1]):  # three instances in two pieces
         ...     kept.add(Objectives.of(piece))
-        >>> kept.agree(exactly=True)
+        >>> kept.agree(exactly=True, gramian_is_next=True)
         >>> kept.jacobian(kept.selected)
         tensor([[2., 0.],
                 [0., 4.],
@@ -82,8 +82,8 @@ class KeptRows(WholeRows):
             self._summed_losses[name] = loss + self._summed_losses.get(name, 0)
 
     @override
-    def agree(self, *, exactly: bool) -> None:
-        super().agree(exactly=exactly)
+    def agree(self, *, exactly: bool, gramian_is_next: bool) -> None:
+        super().agree(exactly=exactly, gramian_is_next=gramian_is_next)
         selected = {name for name, _ in self.selected}
         self.paths = dict.fromkeys((name for name, _ in self.selected), "jacobian")
         self.slow = {name: why for name, why in self.slow.items() if name in selected}

@@ -59,6 +59,7 @@ class LiveRows(Rows):
         self._tapes: dict[str, Tape] = {}  # by the first parameter
         self._objectives: Objectives
         self._scale: float | Tensor = 1.0
+        self._gramian_is_next = False
 
     @override
     def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
@@ -66,7 +67,8 @@ class LiveRows(Rows):
         self.has_values = objectives.has_values
 
     @override
-    def agree(self, *, exactly: bool) -> None:
+    def agree(self, *, exactly: bool, gramian_is_next: bool) -> None:
+        self._gramian_is_next = gramian_is_next
         chosen = select(self._objectives, self.named, self._which)
         self.layout = Layout.alone(self._objectives)
         self.selected, self.plain = chosen.selected, chosen.plain
@@ -95,15 +97,15 @@ class LiveRows(Rows):
         return tape
 
     @override
-    def plain_gradients(self, delivery: Delivery, *, gramian_is_next: bool) -> Gradients:
+    def plain_gradients(self, delivery: Delivery) -> Gradients:
         # The gradient of the sum of the tasks is what a loop over them adds up.
-        if gramian_is_next and self.selected and self.layout.plain_weight == 1:
+        if self._gramian_is_next and self.selected and self.layout.plain_weight == 1:
             tensors = [tensor for _, tensor in self.plain]
             found = self._tape(self.selected).gradients_beside(tensors)
             if found is not None:
                 pairs = zip(self.plain, found, strict=True)
                 return {name: gradient for (name, _), gradient in pairs if gradient is not None}
-        return super().plain_gradients(delivery, gramian_is_next=gramian_is_next)
+        return super().plain_gradients(delivery)
 
     @override
     def jacobian(self, named: NamedParameters) -> Tensor:
@@ -154,7 +156,7 @@ class LiveRows(Rows):
         # Rows that are computed together spoil one another: look at them one by one.
         kept = KeptRows(self.named, select=self._which, nonfinite="skip", pool=self.pool)
         kept.add(self._objectives, scale=self._scale)
-        kept.agree(exactly=True)
+        kept.agree(exactly=True, gramian_is_next=True)
         return kept
 
     @override

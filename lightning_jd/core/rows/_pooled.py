@@ -23,6 +23,7 @@ from lightning_jd.engines import (
     Select,
     Tape,
     column_count,
+    holds_custom,
     jacobian_with_reasons,
     slow_parameters,
 )
@@ -63,6 +64,23 @@ class PooledRows(WholeRows):
     def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
         self._given, self._scale = objectives, scale
         self._objectives = self._note(objectives)
+
+    @override
+    def agree(self, *, exactly: bool, gramian_is_next: bool) -> None:
+        super().agree(exactly=exactly, gramian_is_next=gramian_is_next)
+        selected = [name for name, _ in self.selected]
+        if any([name for name, _ in tape.named] != selected for tape in self._tapes.values()):
+            self._tapes.clear()  # others reach other parameters
+
+    @override
+    def _begin(self) -> None:
+        selected = self._selection.selected
+        if not selected or self._objectives is None or self._memory == "low":
+            return
+        # One that answers with an error takes part in nothing else, and SyncBatchNorm would wait.
+        if not holds_custom(self._objectives):
+            tape = self._tapes[selected[0][0]] = Tape(self._objectives, selected, scale=self._scale)
+            tape.contributions()
 
     @override
     def gramian(self, named: NamedParameters) -> Tensor:
@@ -107,7 +125,7 @@ class PooledRows(WholeRows):
         kept = KeptRows(self.named, select=self._which, nonfinite=self._nonfinite, pool=self.pool)
         if self._given is not None:
             kept.add(self._given, scale=self._scale)
-        kept.agree(exactly=True)
+        kept.agree(exactly=True, gramian_is_next=True)
         return kept
 
     @override

@@ -117,7 +117,7 @@ class ShardedRows(Rows):
         return unsupported_by_pieces(method)
 
     @override
-    def agree(self, *, exactly: bool) -> None:
+    def agree(self, *, exactly: bool, gramian_is_next: bool) -> None:
         ((kind, columns),) = self._kinds
         if self._listed:
             self._J = self._listed[0] if len(self._listed) == 1 else torch.cat(self._listed)

@@ -70,10 +70,14 @@ class WholeRows(Rows):
     def _own_gradients(self, named: NamedParameters, weights: Tensor) -> Gradients:
         """Combine the rows of this process, with one weight each."""
 
+    def _begin(self) -> None:
+        """Compute what will be needed, if this process is like the others, before they answer."""
+
     @override
-    def agree(self, *, exactly: bool) -> None:
+    def agree(self, *, exactly: bool, gramian_is_next: bool) -> None:
         count = sum(map(len, self._losses))
-        told = self.pool.gather((self._selection.seen, self._bad, count, self._description()))
+        own = (self._selection.seen, self._bad, count, self._description())
+        told = self.pool.gather(own, self._begin if gramian_is_next else None)
         self._agreed = self.pool.agreed
         self._selection.hear(seen for seen, *_ in told)
         self.skipped = tuple(name for _, names, _, _ in told for name in names)
