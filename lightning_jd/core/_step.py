@@ -21,6 +21,7 @@ from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._host import ROWS, Gramians, to_host
 from lightning_jd.core._later import can_look_later, look_later
 from lightning_jd.core._report import GroupReport, Report, total_gramian
+from lightning_jd.core._surrogate import Part
 from lightning_jd.core._update import Update
 from lightning_jd.core.processes._delivery import COMPLETE, Delivery, Gradients
 from lightning_jd.core.rows._base import Rows, nothing_reached, per_parameter
@@ -108,12 +109,14 @@ class _Step:
                 combined = self.rows.combined(weights)
             if combined is not None:
                 reached = [tensor for _, tensor in self.rows.selected]
-                return Update(reached, [], self.rows.shown(), self.report(), combined)
+                return Update([Part(reached, [])], self.rows.shown(), self.report(), combined)
             found = self.gradients()
-        if not found and self.rows.pool.size == 1 and self.rows.layout.m:
+        later = self.rows.later
+        if not (found or later) and self.rows.pool.size == 1 and self.rows.layout.m:
             raise nothing_reached(len(tensors))
-        params = [tensors[name] for name in found]
-        return Update(params, list(found.values()), self.rows.shown(), self.report())
+        parts = [Part([tensors[name] for name in found], list(found.values()))] if found else []
+        parts += [Part([tensors[name] for name in names], compute) for names, compute in later]
+        return Update(parts, self.rows.shown(), self.report())
 
     def lap(self, name: str) -> None:
         """File the time since the last call under a name."""

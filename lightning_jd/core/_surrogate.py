@@ -1,4 +1,4 @@
-"""A scalar whose backward pass delivers gradients that are already known.
+"""A scalar whose backward pass delivers gradients that are not those of its value.
 
 Everything that listens to an ordinary backward pass (``Tensor.register_hook``, post-accumulate
 hooks, the reducer of DistributedDataParallel, a GradScaler that multiplies the loss) then works as
@@ -8,7 +8,7 @@ it does in plain training, because what it sees is one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,28 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from lightning_jd.errors import GraphError
+
+
+class Part:
+    """The gradients of some parameters, known or still to be computed.
+
+    Args:
+        params: The leaf tensors.
+        gradients: One per parameter, or a function that computes them when they are wanted.
+    """
+
+    def __init__(
+        self, params: Sequence[Tensor], gradients: list[Tensor] | Callable[[], list[Tensor]]
+    ) -> None:
+        self.params = params
+        self._gradients = gradients
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """One per parameter; none any more when they have been handed over."""
+        if not isinstance(self._gradients, list):
+            self._gradients = self._gradients()
+        return self._gradients
 
 
 def surrogate(value: Tensor, params: Sequence[Tensor], gradients: list[Tensor]) -> Tensor:
@@ -39,32 +61,44 @@ def surrogate(value: Tensor, params: Sequence[Tensor], gradients: list[Tensor]) 
         >>> x.grad
         tensor([3., 6.])
     """
-    scalar: Tensor = _Surrogate.apply(  # type: ignore[no-untyped-call]  # torch types no `apply`
-        value.detach(), gradients, *params
-    )
+    return surrogate_in_parts(value, [Part(params, gradients)])
+
+
+def surrogate_in_parts(value: Tensor, parts: Sequence[Part]) -> Tensor:
+    """The same for several parts, each delivered before the next is computed.
+
+    So what listens to the gradients of a part, as DistributedDataParallel does to reduce them, can
+    work on these meanwhile.
+    """
+    scalar = value.detach()
+    for part in reversed(parts):  # the outermost comes first in the backward pass
+        scalar = _Surrogate.apply(  # type: ignore[no-untyped-call]  # torch types no `apply`
+            scalar, part, *part.params
+        )
     return scalar
 
 
 class _Surrogate(torch.autograd.Function):
     @override
     @staticmethod
-    def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *params: Tensor) -> Tensor:
-        ctx.gradients = gradients
+    def forward(ctx: Any, value: Tensor, part: Part, *params: Tensor) -> Tensor:
+        ctx.part = part
         return value.clone()
 
     @override
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, factor: Tensor) -> Any:
-        if not ctx.gradients:
+        known = ctx.part.gradients
+        if not known:
             raise GraphError(
                 "The backward pass of an aggregated loss can run only once. Compute the losses "
                 "again, or aggregate them again."
             )
         # No reference may stay behind, or AccumulateGrad copies instead of taking the tensor.
-        gradients = _times(ctx.gradients, factor)
-        ctx.gradients.clear()
-        return None, None, *_emptied(gradients)
+        gradients = _times(known, factor)
+        known.clear()
+        return factor if ctx.needs_input_grad[0] else None, None, *_emptied(gradients)
 
 
 def _emptied(tensors: list[Tensor]) -> tuple[Tensor, ...]:

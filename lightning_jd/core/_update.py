@@ -9,55 +9,67 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_jd.core._report import Report
-from lightning_jd.core._surrogate import surrogate
+from lightning_jd.core._surrogate import Part, surrogate, surrogate_in_parts
 
 
 @dataclass(frozen=True)
 class Update:
-    """Gradients that were computed but not yet added to ``.grad``.
+    """Gradients on their way to ``.grad``.
 
     Attributes:
-        params: The parameters that some objective reaches.
-        gradients: One per parameter; the list is emptied when they are handed over.
+        parts: The parameters that some objective reaches, with their gradients, which are let go
+            when they are handed over. There are several parts where gradients are reduced over
+            processes: each is reduced while the next is computed.
         losses: The losses, detached, or a scalar that stands for them.
         report: How they were computed.
         combined: The weighted sum of the losses with its graph, where an ordinary backward pass of
             it is all that is left to do; there are no gradients then.
     """
 
-    params: list[Tensor]
-    gradients: list[Tensor]
+    parts: list[Part]
     losses: Tensor
     report: Report
     combined: Tensor | None = None
+
+    @property
+    def params(self) -> list[Tensor]:
+        """The parameters that some objective reaches."""
+        return [tensor for part in self.parts for tensor in part.params]
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """One per parameter; computed now, if that was still to be done."""
+        return [gradient for part in self.parts for gradient in part.gradients]
 
     def deliver(self, retain_graph: bool = False) -> None:
         """Add the gradients to ``.grad`` of the parameters, and of no other tensor."""
         if self.combined is not None:
             torch.autograd.backward(self.combined, retain_graph=retain_graph, inputs=self.params)
-        elif _nobody_listens(self.params, self.gradients):
-            for tensor, gradient in zip(self.params, self.gradients, strict=True):
-                tensor.grad = gradient
-            self.gradients.clear()
+        elif all(_nobody_listens(part) for part in self.parts):
+            for part in self.parts:
+                for tensor, gradient in zip(part.params, part.gradients, strict=True):
+                    tensor.grad = gradient
+                part.gradients.clear()
         else:
             self.surrogate().backward()
 
-    def surrogate(self) -> Tensor:
+    def surrogate(self, value: Tensor | None = None) -> Tensor:
         """A scalar whose backward pass adds the gradients.
 
-        It is equal to the mean of the losses, or to their weighted sum if that has to be
-        differentiated.
+        Args:
+            value: What it is equal to: by default the mean of the losses. If the weighted sum of
+                the losses has to be differentiated, it is that.
         """
         if self.combined is not None:
             return self.combined
-        value = self.losses.mean()
+        value = self.losses.mean() if value is None else value
         if not self.params:  # on several processes, this one may have none
             nobody = value.new_zeros((), requires_grad=True)
             return surrogate(value, [nobody], [torch.zeros_like(nobody)])
-        return surrogate(value, self.params, self.gradients)
+        return surrogate_in_parts(value, self.parts)
 
 
-def _nobody_listens(params: list[Tensor], gradients: list[Tensor]) -> bool:
+def _nobody_listens(part: Part) -> bool:
     """Whether a backward pass would do nothing but set ``.grad``, for which it takes long.
 
     There is no gradient to add to, and no hook. What reduces gradients over processes has hooks
@@ -65,6 +77,7 @@ def _nobody_listens(params: list[Tensor], gradients: list[Tensor]) -> bool:
     """
     if dist.is_available() and dist.is_initialized():
         return False
+    params, gradients = part.params, part.gradients
     for tensor in params:
         if tensor.grad is not None or tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
             return False

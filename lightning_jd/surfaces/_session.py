@@ -303,7 +303,7 @@ class Session:
         self._check_all_reached(strategy, named, update)
         self.report = update.report
         # Lightning has divided the loss that it shows; these gradients are those of the step.
-        return surrogate(loss, update.params, update.gradients)
+        return update.surrogate(loss)
 
     def _check_all_reached(self, strategy: Any, named: NamedParameters, update: Update) -> None:
         # In manual optimization, other losses of the batch may reach the rest.

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -41,6 +42,7 @@ from lightning_jd.engines import (
     leaves_reached,
     select,
 )
+from lightning_jd.engines.tape import _tape
 from lightning_jd.errors import ArgumentError, NonFiniteError, PeerError
 from lightning_jd.lab.bench._layers import layers_of
 from tests.helpers.processes import run_in_processes
@@ -369,6 +371,7 @@ def work_of_two(rank: int, folder: Path) -> None:
     check_collectives(rank)
     check_surprises(rank)
     check_early_rows(rank)
+    check_parts(rank)
 
 
 def work_of_three(rank: int, folder: Path) -> None:
@@ -604,6 +607,19 @@ def check_early_rows(rank: int) -> None:
     else:
         with pytest.raises(PeerError, match="ValueError: of my own"):
             run(Case(mlp, through_others), rank)
+
+
+def check_parts(rank: int) -> None:
+    """Gradients that are averaged as they come are computed one after another."""
+    layers = [["0.weight", "0.bias"], ["2.weight"], ["3.weight", "3.bias"]]
+    with patch.object(_tape, "_PART", 1):
+        for name, case in CASES.items():
+            if case.delivery == AVERAGED:
+                check(f"{name}, in parts", case, rank, 2)
+        for delivery, expected in ((AVERAGED, layers[::-1]), (COMPLETE, [[*chain(*layers)]])):
+            update, _, named = run(Case(mlp, instances, delivery=delivery), rank)
+            names = {id(tensor): name for name, tensor in named}
+            assert [[names[id(t)] for t in part.params] for part in update.parts] == expected
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,18 @@ from lightning_jd.core.processes._selection import PooledSelection
 from lightning_jd.engines import NamedParameters
 
 Gradients = dict[str, Tensor]
+
+
+class Later(NamedTuple):
+    """Gradients that are computed when those before them have been delivered.
+
+    Attributes:
+        names: The parameters.
+        compute: Gives one gradient per parameter.
+    """
+
+    names: tuple[str, ...]
+    compute: Callable[[], list[Tensor]]
 
 
 class Delivery(NamedTuple):
@@ -28,6 +41,11 @@ class Delivery(NamedTuple):
     everywhere: bool = True
     averaged: bool = False
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients may come one after another, because each is averaged as it comes."""
+        return self.averaged and self.everywhere
+
     def factor(self, pool: Pool) -> int:
         """The factor of the gradients of the rows of one process that is to undo the mean."""
         return pool.size if self.averaged else 1
@@ -38,7 +56,12 @@ COMPLETE = Delivery()
 
 
 def delivered(
-    pool: Pool, selection: PooledSelection, own: Gradients, complete: Gradients, delivery: Delivery
+    pool: Pool,
+    selection: PooledSelection,
+    own: Gradients,
+    complete: Gradients,
+    delivery: Delivery,
+    later: Container[str] = (),
 ) -> Gradients:
     """The gradients that this process delivers.
 
@@ -49,6 +72,7 @@ def delivered(
             over processes, or mean if that is what will be taken, is the gradient.
         complete: The gradients of the other parameters, of all rows.
         delivery: What happens to them.
+        later: The parameters whose gradients are still to be computed; they are left out.
 
     Raises:
         ArgumentError: If the gradient of some parameter could not be delivered by anybody.
@@ -65,7 +89,7 @@ def delivered(
         share = 1.0 if delivery.everywhere else selection.share_here(name, pool.size)
         if share and name in complete:
             found[name] = complete[name] if share == 1 else share * complete[name]
-        elif share:
+        elif share and name not in later:
             found[name] = own[name] if name in own else torch.zeros_like(tensor)
     return found
 

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.core.processes._delivery import Gradients
+from lightning_jd.core.processes._delivery import Delivery, Gradients, Later
 from lightning_jd.core.processes._exchange import all_at_first
 from lightning_jd.core.processes._gramian import Held, gramian_of
 from lightning_jd.core.processes._layout import LISTED, Description, kind_of
@@ -140,6 +140,15 @@ class PooledRows(WholeRows):
     @override
     def _own_values(self) -> list[Tensor]:
         return [] if self._objectives is None else [self._objectives.values()]
+
+    @override
+    def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:
+        if not delivery.overlaps or named[0][0] not in self._tapes:
+            return super().combine(named, weights, delivery)
+        tape = self._tapes.pop(named[0][0])
+        for some, compute in tape.gradients_in_turn(self._own_weights(weights, delivery)):
+            self.later.append(Later(tuple([named[k][0] for k in some]), compute))
+        return {}
 
     @override
     def _own_gradients(self, named: NamedParameters, weights: Tensor) -> Gradients:

@@ -98,12 +98,16 @@ class WholeRows(Rows):
 
     @override
     def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:
-        own = self.layout.own_weights(weights, self.pool.rank)
-        return self._own_gradients(named, delivery.factor(self.pool) * own)
+        return self._own_gradients(named, self._own_weights(weights, delivery))
+
+    def _own_weights(self, weights: Tensor, delivery: Delivery) -> Tensor:
+        """Those of the rows of this process."""
+        return delivery.factor(self.pool) * self.layout.own_weights(weights, self.pool.rank)
 
     @override
     def delivered(self, own: Gradients, complete: Gradients, delivery: Delivery) -> Gradients:
-        return delivered(self.pool, self._selection, own, complete, delivery)
+        later = {name for names, _ in self.later for name in names}
+        return delivered(self.pool, self._selection, own, complete, delivery, later)
 
     def _spoilt(self, G: Tensor) -> Tensor:
         """The Gramian, in which a loss that nobody has looked at spoils its row if not finite."""

@@ -20,6 +20,9 @@ from lightning_jd.errors import ArgumentError
 _Result = TypeVar("_Result")
 #: Steps between two certificates of the same kind of graph.
 CHECK_EVERY = 1000
+#: Bytes of gradients that are computed together where others are reduced meanwhile: as many as
+#: DistributedDataParallel waits for before it reduces the first.
+_PART = 1 << 20
 
 
 class Tape:
@@ -207,13 +210,41 @@ class Tape:
         if self._outcome is None:
             self.gramian()
         assert self._outcome is not None
-        _, plan, _ = outcome = self._outcome
-        found = self._precisely(partial(self._shaped, outcome.ledger, weights.detach()))
-        gradients = [found.get(k) for k in range(len(self._request.named))]
-        for k in () if plan is None else plan.sparse:  # as their optimizers want them
-            dense = gradients[k]
-            gradients[k] = None if dense is None else dense.to_sparse(1)
-        return gradients
+        found = self._gradients(self._outcome.ledger, weights)
+        return [found.get(k) for k in range(len(self._request.named))]
+
+    def gradients_in_turn(
+        self, weights: Tensor
+    ) -> list[tuple[list[int], Callable[[], list[Tensor]]]]:
+        """:meth:`gradients` of :meth:`contributions`, some parameters after others.
+
+        Args:
+            weights: w, shape (m,).
+
+        Returns:
+            Positions of parameters that some loss reaches, and a function that computes their
+            gradients. Each parameter comes once, and each function is called once.
+        """
+        self.contributions()
+        assert self._outcome is not None
+        assert isinstance(self._outcome.ledger, Collector)
+        sizes = [tensor.numel() * tensor.element_size() for tensor in self._request.tensors]
+
+        def compute(part: Collector, positions: list[int]) -> list[Tensor]:
+            found = self._gradients(part, weights)
+            return [found[k] for k in positions]
+
+        parts = self._outcome.ledger.handed_over(sizes, _PART)
+        return [(those, partial(compute, part, those)) for part, those in parts]
+
+    def _gradients(self, ledger: Ledger | Replay | Loop, weights: Tensor) -> dict[int, Tensor]:
+        """The gradients of reached parameters."""
+        assert self._outcome is not None
+        plan = self._outcome.plan
+        found = self._precisely(partial(self._shaped, ledger, weights.detach()))
+        for k in () if plan is None else plan.sparse & found.keys():
+            found[k] = found[k].to_sparse(1)  # as its optimizer wants it
+        return found
 
     def _shaped(self, ledger: Ledger | Replay | Loop, weights: Tensor) -> dict[int, Tensor]:
         """The gradients of reached parameters, in their shape and type."""

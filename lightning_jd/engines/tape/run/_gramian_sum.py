@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -161,6 +162,32 @@ class Collector(Ledger):
     def contributions(self) -> list[Contribution]:
         """All of them; contributions to the same parameter have different entries of it."""
         return self._kept
+
+    def handed_over(
+        self, sizes: Sequence[int], enough: int
+    ) -> Iterator[tuple[Collector, list[int]]]:
+        """Let go of all contributions, to ledgers of which each has all about some parameters.
+
+        Args:
+            sizes: The bytes of each parameter.
+            enough: How many bytes a ledger has at least, but for the last.
+
+        Returns:
+            The ledgers, and the parameters of each.
+        """
+        kept, self._kept = self._kept, []
+        about = [[placement.parameter for placement in part.placements] for part in kept]
+        last = {k: position for position, those in enumerate(about) for k in those}
+        begin, parameters = 0, dict[int, None]()
+        for position, those in enumerate(about):
+            parameters |= dict.fromkeys(those)
+            is_whole = all(last[k] <= position for k in parameters)
+            is_enough = sum(sizes[k] for k in parameters) >= enough
+            if (is_whole and is_enough) or position == len(kept) - 1:
+                part = copy(self)
+                part._kept = kept[begin : position + 1]
+                yield part, list(parameters)
+                begin, parameters = position + 1, {}
 
     def hold(self, contribution: Contribution, others: Sequence[Contribution]) -> None:
         """Keep others in the place of a contribution: rows that have been formed of it."""
