@@ -121,38 +121,21 @@ class HookWatch:
         ]
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Note which hooks run, and which of them change something."""
+    def one_pass(self) -> Iterator[None]:
+        """Leave out the hooks that have run in a pass before and changed nothing."""
+        only_look = self._looking - self._changing
 
-        def watch(key: int, hook: Callable[..., Any]) -> Callable[..., Any]:
-            def watched(*args: Any, **kwargs: Any) -> Any:
+        def watched(key: int, hook: Callable[..., Any]) -> Callable[..., Any]:
+            def watch(*args: Any, **kwargs: Any) -> Any:
                 answer = hook(*args, **kwargs)
                 (self._looking if _is_unchanged(answer, args) else self._changing).add(key)
                 return answer
 
-            return watched
+            return (lambda *args, **kwargs: None) if key in only_look else watch
 
-        with self._replaced(watch):
-            yield
-
-    @contextmanager
-    def silenced(self) -> Iterator[None]:
-        """Leave out the hooks that have run and changed nothing."""
-        only_look = self._looking - self._changing
-
-        def silence(key: int, hook: Callable[..., Any]) -> Callable[..., Any]:
-            return (lambda *args, **kwargs: None) if key in only_look else hook
-
-        with self._replaced(silence):
-            yield
-
-    @contextmanager
-    def _replaced(
-        self, replacement: Callable[[int, Callable[..., Any]], Callable[..., Any]]
-    ) -> Iterator[None]:
         before = [(table, key, table[key]) for table in self._tables for key in self._in(table)]
         for table, key, hook in before:
-            table[key] = replacement(key, hook)
+            table[key] = watched(key, hook)
         try:
             yield
         finally:

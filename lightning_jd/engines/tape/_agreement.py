@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,22 +17,42 @@ from lightning_jd.engines.tape.run import Ledger, Replay
 _ALIKE = 1e-4
 
 
-def agree(replay: Replay, ledger: Ledger, parameters: Sequence[Tensor]) -> bool:
+class Said(NamedTuple):
+    """What a program gave: no more than the Gramian and one gradient, so that the rest is free.
+
+    Attributes:
+        G: The Gramian.
+        v: A vector.
+        combined: The rows, combined with the vector, by parameter.
+    """
+
+    G: Tensor
+    v: Tensor
+    combined: dict[int, Tensor]
+
+
+def said_by(replay: Replay) -> Said:
+    """The Gramian and a gradient of a program."""
+    v = random_vector(replay.G, spread=1e3)
+    combined = {k: to_columns(gradient) for k, gradient in replay.gradients(v).items()}
+    return Said(replay.G, v, combined)
+
+
+def agree(said: Said, ledger: Ledger, parameters: Sequence[Tensor]) -> bool:
     """Whether a program gives the Gramian and the gradients of the code it was recorded from.
 
     Both do the same operations on the same numbers, so there is next to no rounding between them.
 
     Args:
-        replay: What the program gave.
+        said: What the program gave; its gradients are overwritten.
         ledger: What the code gave.
         parameters: All parameters.
     """
     lengths = ledger.G.diagonal().clamp(min=0).sqrt()
-    off = (replay.G - ledger.G).abs() - _ALIKE * torch.outer(lengths, lengths)
-    if bool((off > 0).any()):
+    off = (said.G - ledger.G).abs() - _ALIKE * torch.outer(lengths, lengths)
+    if not bool((off <= 0).all()):
         return False
-    v = random_vector(ledger.G, spread=1e3)
-    apart = {k: to_columns(gradient) for k, gradient in replay.gradients(v).items()}
+    v, apart = said.v, said.combined
     total = max(norm_of(apart, list(apart)), length_of(ledger.G, v))
     reached: set[int] = set()
     rounded: dict[int, Tensor] = {}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_jd.engines._columns import column_count
 from lightning_jd.engines._hooks import HookWatch
-from lightning_jd.engines.tape._agreement import agree, complain_of_program
+from lightning_jd.engines.tape._agreement import Said, agree, complain_of_program, said_by
 from lightning_jd.engines.tape._certificate import Mismatch, mismatches, random_vector
 from lightning_jd.engines.tape._complaint import complain
 from lightning_jd.engines.tape._way import Way, decide, hooks_in, key_of, may_loop
@@ -123,13 +123,15 @@ class Step:
         """
         request, plan = self.request, way.plan
         watch = HookWatch(hooks)
-        with watch.watched():
+        with watch.one_pass():
+            said = self.said(way, graph)  # before the rules keep what they need
+        with watch.one_pass():
             empty = request.empty_ledger(keeps=way.keeps, notes=True)
             ledger = self.interpret(graph, known, plan, empty)
-        with watch.silenced():
+        with watch.one_pass():
             wrong = self.mismatches(ledger, graph, plan)
             if wrong == [] and way.has_program:
-                self.compare(way, graph, ledger)
+                self.compare(way, said, ledger)
         if wrong:
             complain(wrong, [n for n, _ in request.named], raises=request.check == "raise")
             way.standing.demoted |= {p for mismatch in wrong for p in mismatch.parameters}
@@ -164,10 +166,16 @@ class Step:
             return None
         return compiled.run(graph, self.request, retain_graph=not way.frees)
 
-    def compare(self, way: Way, graph: Graph, ledger: Ledger) -> None:
-        """Forget a program that does something else than the rules that it was recorded from."""
+    def said(self, way: Way, graph: Graph) -> Said | None:
+        """What the program says, if there is one that runs."""
+        if not way.has_program:
+            return None
         replay = self.replay(way._replace(frees=False), graph)
-        if replay is None or not agree(replay, ledger, self.request.tensors):
+        return None if replay is None else said_by(replay)
+
+    def compare(self, way: Way, said: Said | None, ledger: Ledger) -> None:
+        """Forget a program that does something else than the rules that it was recorded from."""
+        if said is None or not agree(said, ledger, self.request.tensors):
             way.experience.compiled, way.experience.is_unrecordable = None, True
             complain_of_program()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -78,10 +78,10 @@ def record(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, Compiled
     Returns:
         The ledger of the step, and the program, unless something depends on the values of tensors.
     """
-    losses, scale = request.instances, request.scale
-    assert losses is not None
-    weights = None if is_one(scale) else torch.ones_like(losses) * scale
-    cotangents = captured(graph, losses, weights, plan.outputs)
+    cotangents = _captured(graph, plan, request)
+    looks = tuple(
+        None if D is None else look_of(D) for several in cotangents.values() for D in several
+    )
     recorder = Recorder()
     reads = _Reads(graph, recorder)
     recorded = request.empty_ledger()
@@ -90,7 +90,8 @@ def record(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, Compiled
     except UnrecordableError:
         again = request.empty_ledger()
         assembly = Assembly(plan, again)
-        interpreter = Interpreter(graph, plan, len(again.G), again.G.dtype, scale)
+        interpreter = Interpreter(graph, plan, len(again.G), again.G.dtype, request.scale)
+        cotangents = _captured(graph, plan, request)
         interpreter.interpret(_as_asked(plan, cotangents), assembly.deliver)
         assembly.close()
         again.close()
@@ -114,11 +115,16 @@ def record(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, Compiled
             if not isinstance(value, Tensor)
         ),
         plan.outputs,
-        tuple(
-            None if D is None else look_of(D) for several in cotangents.values() for D in several
-        ),
+        looks,
         reached,
     )
+
+
+def _captured(graph: Graph, plan: Plan, request: Request) -> dict[int, Cotangents]:
+    losses, scale = request.instances, request.scale
+    assert losses is not None
+    weights = None if is_one(scale) else torch.ones_like(losses) * scale
+    return captured(graph, losses, weights, plan.outputs)
 
 
 def _recorded(
@@ -130,10 +136,11 @@ def _recorded(
     request: Request,
     ledger: Ledger,
 ) -> tuple[Program, tuple[int, ...]]:
-    announced = {
-        node: tuple(None if D is None else recorder.input(D) for D in several)
-        for node, several in cotangents.items()
-    }
+    announced = {}
+    for node in list(cotangents):  # each is free as soon as no rule needs it any more
+        several = cotangents.pop(node)
+        announced[node] = tuple(None if D is None else recorder.input(D) for D in several)
+    given = [recorder.slot_of(D) for D in chain(*announced.values()) if D is not None]
     scale, parameters = request.scale, request.tensors
     if isinstance(scale, Tensor):
         scale = recorder.input(scale)
@@ -141,8 +148,8 @@ def _recorded(
     interpreter.read, interpreter.node = reads, _Hidden()
     assembly = Assembly(plan, ledger)
     with recorder.recording():
-        for node, several in _as_asked(plan, announced).items():
-            if interpreter.consume(node, several, assembly.deliver):
+        for node in list(_as_asked(plan, announced)):
+            if interpreter.consume(node, announced.pop(node), assembly.deliver):
                 raise UnrecordableError("an operation without a rule")
         assembly.close()
         ledger.close()
@@ -151,12 +158,14 @@ def _recorded(
     with recorder.recording():
         gradients = ledger.gradients(weights)
         shaped = [from_columns(columns, parameters[k]) for k, columns in gradients.items()]
+    saved = [recorder.slot_of(value) for value in reads.found.values() if isinstance(value, Tensor)]
+    factor = [recorder.slot_of(scale)] if isinstance(scale, Tensor) else []
     program = Program(
         recorder,
         recorder.slot_of(weights),
         recorder.slot_of(ledger.G),
         [recorder.slot_of(gradient) for gradient in shaped],
-        order=_order(recorder, reads.found, announced, scale),
+        order=saved + given + factor,
     )
     return program, tuple(gradients)
 
@@ -165,16 +174,3 @@ def _as_asked(plan: Plan, cotangents: dict[int, Cotangents]) -> dict[int, Cotang
     """In the order in which the rules were asked before, so that sums round as they did."""
     before = [node for node in experience_of(plan).order if node in cotangents]
     return {node: cotangents[node] for node in dict.fromkeys([*before, *cotangents])}
-
-
-def _order(
-    recorder: Recorder,
-    reads: Mapping[Read, Any],
-    cotangents: Mapping[int, Cotangents],
-    scale: float | Tensor,
-) -> list[Any]:
-    """The inputs as a step hands them over: saved tensors, cotangents, the scale."""
-    tensors = [value for value in reads.values() if isinstance(value, Tensor)]
-    tensors += [D for several in cotangents.values() for D in several if D is not None]
-    tensors += [scale] if isinstance(scale, Tensor) else []
-    return [recorder.slot_of(tensor) for tensor in tensors]
