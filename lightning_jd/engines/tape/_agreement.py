@@ -77,5 +77,5 @@ def complain_of_program() -> None:
         "every step from now on, which is exact but slower. A rule must decide by shapes and by "
         "what it reads with `site.saved`, not by anything else that changes from step to step.",
         RuntimeWarning,
-        stacklevel=6,
+        stacklevel=5,
     )

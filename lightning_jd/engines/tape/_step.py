@@ -128,10 +128,13 @@ class Step:
         with watch.one_pass():
             empty = request.empty_ledger(keeps=way.keeps, notes=True)
             ledger = self.interpret(graph, known, plan, empty)
+        agrees = said is not None and agree(said, ledger, request.tensors)
+        del said
         with watch.one_pass():
             wrong = self.mismatches(ledger, graph, plan)
-            if wrong == [] and way.has_program:
-                self.compare(way, said, ledger)
+        if wrong == [] and way.has_program and not agrees:
+            way.experience.compiled, way.experience.is_unrecordable = None, True
+            complain_of_program()
         if wrong:
             complain(wrong, [n for n, _ in request.named], raises=request.check == "raise")
             way.standing.demoted |= {p for mismatch in wrong for p in mismatch.parameters}
@@ -172,12 +175,6 @@ class Step:
             return None
         replay = self.replay(way._replace(frees=False), graph)
         return None if replay is None else said_by(replay)
-
-    def compare(self, way: Way, said: Said | None, ledger: Ledger) -> None:
-        """Forget a program that does something else than the rules that it was recorded from."""
-        if said is None or not agree(said, ledger, self.request.tensors):
-            way.experience.compiled, way.experience.is_unrecordable = None, True
-            complain_of_program()
 
     def mismatches(self, ledger: Ledger, graph: Graph, plan: Plan) -> list[Mismatch] | None:
         """What a certificate finds.
