@@ -22,8 +22,7 @@ from lightning_jd.core.processes._replicas import check_replicas
 from lightning_jd.core.processes._volume import Head, Matrix, volume
 from lightning_jd.core.rows._base import Rows
 from lightning_jd.core.rows._collect import collect
-from lightning_jd.core.rows._pieces import is_sharded, show_pieces
-from lightning_jd.core.rows._sharded import unsupported_by_pieces
+from lightning_jd.core.rows._pieces import is_sharded, show_pieces, unsupported_by_pieces
 
 __all__ = [
     "COMPLETE",

@@ -17,8 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from lightning_jd.aggregators import resolve
 from lightning_jd.core import collect, compute_update, show_pieces
 from lightning_jd.core.processes import _exchange
-from lightning_jd.core.rows import _sharded
-from lightning_jd.core.rows._sharded import ShardedRows
+from lightning_jd.core.rows import _gathered, _sharded
 from lightning_jd.engines import Objectives, jacobian
 from lightning_jd.engines.tape import OuterProduct
 from tests.helpers.two_processes import run_in_two_processes
@@ -84,13 +83,13 @@ def step(
 ) -> tuple[Any, Passes]:
     """One update, and how often all processes have run through the whole graph for it alone."""
     seen = {"passes": 0}
-    original = ShardedRows._pass
+    original = _sharded.differentiated
 
     def counted(*args: Any) -> Tensor:
         seen["passes"] += 1
         return original(*args)
 
-    with patch.object(ShardedRows, "_pass", counted):
+    with patch.object(_sharded, "differentiated", counted):
         rows = None
         for k in range(micro_batches):
             own = losses(k)
@@ -204,7 +203,7 @@ def check_precision(rank: int) -> None:
     x = torch.randn(2, 6)
     together, seen = step(model, lambda _: instances(model, x).float())
     assert seen["passes"] == 1  # the certificate
-    with patch.object(_sharded, "leaves_reached", lambda _: {0}):  # of no parameter
+    with patch.object(_gathered, "leaves_reached", lambda _: {0}):  # of no parameter
         single, seen = step(model, lambda _: instances(model, x).float())
     assert seen["passes"] == 4
     scale = single.report.gramian.diagonal().max()

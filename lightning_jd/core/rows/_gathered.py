@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import warnings
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from lightning_jd.core.processes._gramian import Held, gramian_of
-from lightning_jd.core.processes._layout import Layout
+from lightning_jd.core.processes._layout import LISTED, Layout, kind_of
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._cut_up import gradient_cut_up, rows_cut_up
-from lightning_jd.core.rows._pieces import cuts_of
-from lightning_jd.engines import NamedParameters, Tape
-from lightning_jd.engines.tape import Contribution
+from lightning_jd.core.rows._pieces import cuts_of, is_cut_in_front, whole_of
+from lightning_jd.engines import NamedParameters, Objectives, Tape, leaves_reached
+from lightning_jd.engines.tape import Contribution, foresee
+from lightning_jd.errors import GraphError
+
+#: Micro-batches between two certificates of the same kind of graph.
+CHECK_EVERY = 1000
+#: Micro-batches since the last certificate of a kind of graph; negative where one has failed.
+_standing: dict[Hashable, int] = {}
 
 
 class Gathered:
@@ -32,7 +40,7 @@ class Gathered:
     def __init__(
         self, tape: Tape, named: NamedParameters, pool: Pool, layout: Layout, like: Tensor
     ) -> None:
-        self._pool, self._layout, self._like = pool, layout, like
+        self._pool, self.layout, self.like = pool, layout, like
         self._agreed = pool.agreed
         self._named, self._rows = named, tape.objectives.names
         self._parts = tape.contributions()
@@ -42,8 +50,8 @@ class Gathered:
 
     def rows(self) -> Tensor:
         """This process's columns of all rows, shape (m, columns)."""
-        counts = self._layout.counts
-        return rows_cut_up(self._parts, self._cuts, counts, self._pool, self._like)
+        counts = self.layout.counts
+        return rows_cut_up(self._parts, self._cuts, counts, self._pool, self.like)
 
     def gramian(self, names: Collection[str]) -> Tensor:
         """The Gramian of all rows over some parameters; no row is formed where factors do."""
@@ -56,14 +64,14 @@ class Gathered:
                     parts[some.placements[0].parameter].append(some)
         held = Held(tuple(sorted(names)), [sum(each) for each in self._cuts], parts)
         return gramian_of(
-            lambda: [held], self._rows, self._pool, self._layout, self._agreed, self._like
+            lambda: [held], self._rows, self._pool, self.layout, self._agreed, self.like
         )[0]
 
     def combined(self, weights: Tensor, names: Collection[str]) -> Tensor:
         """This process's columns of ``weights @ J``, those of some parameters, side by side."""
-        own = self._layout.own_weights(weights.to(self._like), self._pool.rank)
+        own = self.layout.own_weights(weights.to(self.like), self._pool.rank)
         cuts = {k: self._cuts[k] for k, (name, _) in enumerate(self._named) if name in names}
-        return gradient_cut_up(self._parts, own, cuts, self._pool, self._like)
+        return gradient_cut_up(self._parts, own, cuts, self._pool, self.like)
 
     def agrees(self, v: Tensor, expected: Tensor, tolerance: float, *, by_rows: bool) -> bool:
         """Whether a combination of the rows, and the Gramian, are what an ordinary pass says.
@@ -94,10 +102,82 @@ class Gathered:
 
     def _norms(self, v: Tensor) -> Tensor:
         """By parameter, what the norms of weighted rows add up to, on all processes."""
-        own = self._layout.own_weights(v, self._pool.rank)
-        found = self._like.new_zeros(len(self._named))
+        own = self.layout.own_weights(v, self._pool.rank)
+        found = self.like.new_zeros(len(self._named))
         for part in self._parts:
-            norms = part.gramian().diagonal().clamp(min=0).sqrt().to(self._like)
+            norms = part.gramian().diagonal().clamp(min=0).sqrt().to(self.like)
             for placement in part.placements:
                 found[placement.parameter] += own @ norms
         return self._pool.sum(found, "agreement")
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """Whether one pass is enough for the rows of instances: foreseen, and certified.
+
+    Attributes:
+        obstacle: Why one pass is not enough, or nothing.
+        kind: The same for graphs that differ in sizes only.
+        wholes: The whole parameters, as the graph knows them.
+        precision: That of the least precise type of parameters and losses.
+    """
+
+    obstacle: str
+    kind: Hashable = None
+    wholes: NamedParameters = field(default_factory=list)
+    precision: float = 0.0
+
+    @classmethod
+    def of(cls, objectives: Objectives, named: NamedParameters, scale: float | Tensor) -> Prospect:
+        """Look at the losses, and at parameters in pieces; nothing is run."""
+        if kind_of(objectives)[0][0] not in LISTED:
+            return cls("tasks take a pass each")
+        wholes = [(name, whole_of(tensor)) for name, tensor in named]
+        known = [(name, whole) for name, whole in wholes if whole is not None]
+        if len(known) < len(wholes) or not all(is_cut_in_front(tensor) for _, tensor in named):
+            return cls("parameters are cut in another way than along their first axis")
+        try:
+            if leaves_reached(objectives) - {id(whole) for _, whole in known}:
+                return cls("the losses depend on a tensor that is no parameter")
+            obstacle, kind = foresee(objectives, known, scale)
+        except GraphError as error:
+            return cls(str(error))
+        if _standing.get(kind, 0) < 0:
+            return cls("a certificate has failed")
+        types = {objectives.dtype, *(whole.dtype for _, whole in known)}
+        return cls(obstacle, kind, known, max(torch.finfo(dtype).eps for dtype in types))
+
+    def holds(
+        self, gathered: Gathered, combined: Callable[[Tensor], Tensor], *, by_rows: bool
+    ) -> bool:
+        """Whether an ordinary pass agrees with what was noted in one pass; otherwise a warning.
+
+        Rows are compared in a random combination, and their Gramian by the length of that. What is
+        lost by rounding is unknown, so half of the digits must agree.
+
+        Args:
+            gathered: What was noted.
+            combined: This process's columns of a combination of the rows, by an ordinary pass.
+            by_rows: See :meth:`Gathered.agrees`.
+        """
+        m, like = gathered.layout.m, gathered.like
+        v = (1 + torch.rand(m, generator=torch.Generator().manual_seed(m))).to(like)
+        if gathered.agrees(v, combined(v), self.precision**0.5, by_rows=by_rows):
+            return True
+        _standing[self.kind] = -(10**9)
+        warnings.warn(
+            "Rows of instances that were computed together differ from those of single passes. "
+            "Parameters in pieces take one backward pass per instance from here on.",
+            UserWarning,
+            stacklevel=2,
+        )
+        return False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a certificate is."""
+        return _standing.get(self.kind, 0) % CHECK_EVERY == 0
+
+    def count(self, *, certified: bool) -> None:
+        """One more micro-batch goes together."""
+        _standing[self.kind] = 1 if certified else 1 + _standing[self.kind]

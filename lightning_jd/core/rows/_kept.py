@@ -10,9 +10,10 @@ from typing_extensions import override
 
 from lightning_jd.core.processes._delivery import Gradients
 from lightning_jd.core.processes._exchange import add_by_rows, all_at_first
-from lightning_jd.core.processes._layout import LISTED, Description, kind_of
+from lightning_jd.core.processes._layout import Description, kind_of
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._base import Nonfinite, Rows, columns_of, per_parameter
+from lightning_jd.core.rows._store import Store
 from lightning_jd.core.rows._whole import WholeRows
 from lightning_jd.engines import (
     NamedParameters,
@@ -57,10 +58,8 @@ class KeptRows(WholeRows):
         super().__init__(named, select=select, nonfinite=nonfinite, pool=pool)
         self._kinds: set[str] = set()
         self._columns: set[int] = set()  # number of tasks per instance, where that is known
-        self._sums: dict[str, tuple[Tensor, int]] = {}  # sum of the rows, number of pieces
-        self._lists: list[Tensor] = []
-        self._listed_losses: list[Tensor] = []  # of the rows in the lists, or ...
-        self._summed_losses: dict[str, Tensor] = {}  # ... the sums that belong to the sums
+        columns = sum(column_count(tensor) for _, tensor in named)
+        self._store = Store(self.like().new_zeros(0, columns))
         self._holes = False
 
     @override
@@ -72,14 +71,7 @@ class KeptRows(WholeRows):
         self._holes = self._holes or objectives.m > finite.m
         self._kinds.update(kinds)
         self._columns.update(columns)
-        if kinds[0] in LISTED:
-            self._lists.append(J)
-            self._listed_losses.append(finite.values())
-            return
-        for name, row, loss in zip(finite.names, J, finite.values(), strict=True):
-            kept, count = self._sums.get(name, (None, 0))
-            self._sums[name] = (row if kept is None else kept + row, count + 1)
-            self._summed_losses[name] = loss + self._summed_losses.get(name, 0)
+        self._store.add(kinds[0], finite.names, J, finite.values())
 
     @override
     def agree(self, *, exactly: bool, gramian_is_next: bool) -> None:
@@ -114,7 +106,7 @@ class KeptRows(WholeRows):
             raise self.gradients_error(bad)
         self.skipped += tuple(bad)
         own = self.layout.rows[self.pool.rank].where
-        self._keep([k for k, i in enumerate(own) if finite[i]])
+        self._store.keep([k for k, i in enumerate(own) if finite[i]])
         self.layout = self.layout.without({i for i, fine in enumerate(finite) if not fine})
         return self
 
@@ -123,16 +115,14 @@ class KeptRows(WholeRows):
         return Description(
             kinds=tuple(sorted(self._kinds)),
             columns=tuple(sorted(self._columns)),
-            tasks=tuple((name, count) for name, (_, count) in self._sums.items()),
-            listed=sum(map(len, self._lists)),
+            tasks=tuple((name, count) for name, (_, count) in self._store.sums.items()),
+            listed=self._store.listed,
             holes=self._holes,
         )
 
     @override
     def _own_values(self) -> list[Tensor]:
-        if self._sums:
-            return [torch.stack([self._summed_losses[name] for name in self._sums])]
-        return self._listed_losses
+        return self._store.losses()
 
     @override
     def _own_gradients(self, named: NamedParameters, weights: Tensor) -> Gradients:
@@ -151,26 +141,4 @@ class KeptRows(WholeRows):
 
     def _matrix(self, named: NamedParameters) -> Tensor:
         """The columns of some parameters, shape (rows of this process, their entries)."""
-        return columns_of(self._joined(), self.named, named)
-
-    def _keep(self, positions: Sequence[int]) -> None:
-        """Forget all rows of this process but these."""
-        J = self._joined()[list(positions)]
-        if self._sums:
-            names = [name for k, name in enumerate(self._sums) if k in positions]
-            counts = [self._sums[name][1] for name in names]
-            self._sums = dict(zip(names, zip(J, counts, strict=True), strict=True))
-        else:
-            self._lists = [J]
-            self._listed_losses = [torch.cat(self._listed_losses)[list(positions)]]
-
-    def _joined(self) -> Tensor:
-        """All rows as one matrix, put together once."""
-        if len(self._lists) == 1 and not self._sums:
-            return self._lists[0]
-        if self._sums:
-            first, *others = [row for row, _ in self._sums.values()]
-            return torch.stack([first, *others]) if others else first.unsqueeze(0)
-        columns = sum(column_count(tensor) for _, tensor in self.named)
-        self._lists = [torch.cat([self.like().new_zeros(0, columns), *self._lists])]
-        return self._lists[0]
+        return columns_of(self._store.rows(), self.named, named)

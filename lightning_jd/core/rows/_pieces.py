@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lightning_jd.engines import NamedParameters
+from lightning_jd.aggregators import Balancer, GramianAggregator, Method
+from lightning_jd.engines import NamedParameters, Objectives
 from lightning_jd.errors import SetupError
 
 #: A parameter in pieces to the whole one that stands for it in forward passes.
@@ -51,10 +52,10 @@ def whole_of(tensor: Tensor) -> Tensor | None:
     return whole
 
 
-def is_cut_in_front(tensor: Any, piece: Tensor) -> bool:
+def is_cut_in_front(tensor: Any) -> bool:
     """Whether a parameter is cut along its first axis, in the order of the processes."""
     own = tensor.device_mesh.get_local_rank()
-    return bool(tensor.placements[0].is_shard(0)) and piece.numel() == cuts_of(tensor)[own]
+    return bool(tensor.placements[0].is_shard(0)) and local(tensor).numel() == cuts_of(tensor)[own]
 
 
 def cuts_of(tensor: Any) -> list[int]:
@@ -98,3 +99,45 @@ def in_pieces(piece: Tensor, like: Tensor) -> Tensor:
     gradient = torch.empty_like(like)
     local(gradient).copy_(piece)
     return gradient
+
+
+def differentiated(objectives: Objectives, named: NamedParameters, weights: Tensor) -> Tensor:
+    """This process's columns of the mean over processes of ``weights @ rows``, by one pass of all.
+
+    Args:
+        objectives: The losses of this process; their graph is kept.
+        named: The parameters in pieces.
+        weights: One per loss.
+    """
+    before = [tensor.grad for _, tensor in named]
+    try:
+        for _, tensor in named:
+            tensor.grad = None
+        # All losses, though most have weight zero: every process must run through all of its graph.
+        torch.autograd.backward(
+            objectives.outputs,  # type: ignore[arg-type]  # tensors and edges may be mixed
+            list(objectives.cotangents(weights)),
+            retain_graph=True,
+        )
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for _, p in named]
+        return torch.cat([local(gradient).flatten() for gradient in found])
+    finally:
+        for (_, tensor), gradient in zip(named, before, strict=True):
+            tensor.grad = gradient
+
+
+def unsupported_by_pieces(method: Method) -> str | None:
+    """Why a method cannot work with parameters in pieces, and what can; ``None`` if it can."""
+    if method.at_features:
+        return (
+            f"With parameters in pieces, {method.label} cannot work: a backward pass must run "
+            "through the whole graph, and cannot end at the features. Choose the aggregator "
+            "itself, or strategy='ddp'."
+        )
+    if not isinstance(method, GramianAggregator | Balancer):
+        return (
+            "With parameters in pieces, the aggregator must be a weighting of the rows, got "
+            f"{method.label}, which needs the whole Jacobian on one process. Choose another one "
+            "('upgrad'), or strategy='ddp'."
+        )
+    return None
