@@ -8,7 +8,7 @@ from typing import Any
 from lightning_jd.errors import MissingDependencyError
 from lightning_jd.metrics import ConflictSummary, PairwiseCosine, TaskWeights
 from lightning_jd.surfaces._observe import direction_of, tasks_of
-from lightning_jd.surfaces._session import Pass
+from lightning_jd.surfaces._pass import Pass
 
 
 class Figures:

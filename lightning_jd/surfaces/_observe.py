@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_jd.core import GroupReport, Report
 from lightning_jd.metrics import Direction, conflict_summary, gradient_norms
-from lightning_jd.surfaces._session import Pass
+from lightning_jd.surfaces._pass import Pass
 
 #: More tasks than this are not shown one by one: each would be a curve of its own.
 MOST_TASKS = 64

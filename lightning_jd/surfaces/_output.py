@@ -16,28 +16,6 @@ from lightning_jd.errors import ArgumentError
 Rows = Literal["tasks", "instances", "ranks"] | None
 
 
-def losses_in(output: Any, rows: Rows = None) -> Losses | None:
-    """The losses in what ``training_step`` returned.
-
-    Args:
-        output: Losses (a vector, a matrix, a list), or a dict that holds them (or a dict of named
-            scalars) under ``"loss"``.
-        rows: See :func:`objectives_of`.
-
-    Returns:
-        The losses; ``None`` if there is one scalar loss or none, which is Lightning's business
-        unless the loss of each process is a row.
-
-    Example:
-        >>> import torch
-        >>> losses_in({"loss": [torch.ones(()), torch.zeros(())], "accuracy": 0.5})
-        [tensor(1.), tensor(0.)]
-        >>> losses_in({"loss": torch.ones(())}) is None
-        True
-    """
-    return unless_scalar(loss_in(output), rows)
-
-
 def loss_in(output: Any) -> Any:
     """What ``training_step`` returned as the loss, whatever it is."""
     return output.get("loss") if isinstance(output, Mapping) else output
@@ -65,7 +43,7 @@ def objectives_of(losses: Losses, rows: Rows) -> Objectives:
     """Read the losses as rows of the Jacobian.
 
     Args:
-        losses: See :func:`losses_in`.
+        losses: A vector, a matrix, a list or a dict of named scalars.
         rows: ``None`` to read them by their type. Otherwise each entry is a ``"tasks"`` or an
             ``"instances"`` row, and a matrix (b, k) is averaged over the other of the two. With
             ``"ranks"``, the scalar loss of this process is one row, and there is one per process.

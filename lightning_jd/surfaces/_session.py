@@ -8,9 +8,8 @@ DistributedDataParallel, the optimizer) stays Lightning's.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,72 +19,28 @@ from lightning_jd.core import (
     Pool,
     Report,
     Rows,
-    Update,
     check_peers,
     check_replicas,
-    describe_slow,
     in_halves,
     show_pieces,
     surrogate,
     warn_slow,
 )
 from lightning_jd.engines import NamedParameters, Objectives, named_parameters_of
-from lightning_jd.errors import AggregatorError, ArgumentError, NonFiniteError, SetupError
+from lightning_jd.errors import AggregatorError, ArgumentError, NonFiniteError
+from lightning_jd.surfaces._batches import Batches
 from lightning_jd.surfaces._compile import explained_compile_errors, reusable_compiled_graphs
 from lightning_jd.surfaces._eager import EagerInstances
-from lightning_jd.surfaces._output import (
-    loss_in,
-    losses_in,
-    objectives_of,
-    unless_scalar,
-    with_scalar,
-)
+from lightning_jd.surfaces._output import loss_in, objectives_of, unless_scalar, with_scalar
+from lightning_jd.surfaces._pass import Pass, Seen, optimizer_of, told_apart
 from lightning_jd.surfaces._precision import full_precision, loss_scale
 from lightning_jd.surfaces._settings import Settings
 from lightning_jd.surfaces._skipped import Skipped
 from lightning_jd.surfaces._splitter import Splitter
+from lightning_jd.surfaces._start_line import start_line
 from lightning_jd.surfaces._static_graph import first_reduction_held, start_first_reduction
 from lightning_jd.surfaces._step import begin, compute_step, delivery_to, finish
 from lightning_jd.surfaces._unreached import check_all_reached
-
-
-class Seen(NamedTuple):
-    """The losses of the last batch on this process, detached.
-
-    Attributes:
-        kind: ``"tasks"``, ``"instances"``, ``"instances_tasks"`` or ``"ranks"``.
-        names: Their names.
-        values: Their values, shape (m,); empty if they are unknown.
-        shown: The scalar that loggers show.
-    """
-
-    kind: str
-    names: tuple[str, ...]
-    values: Tensor
-    shown: Tensor
-
-    @classmethod
-    def of(cls, objectives: Objectives) -> Seen:
-        """Detach the losses."""
-        values, names = objectives.values(), objectives.names
-        if not objectives.has_values:
-            values, names = values[:0], ()
-        return cls(objectives.kind, names, values, objectives.shown())
-
-
-class Pass(NamedTuple):
-    """One update of a batch; in manual optimization there may be several.
-
-    Attributes:
-        name: What to call it: the name that ``manual_backward`` was given, or the optimizer whose
-            parameters were differentiated, or its number. Empty if it is the only one.
-        report: What it was made of.
-        seen: Its losses on this process.
-    """
-
-    name: str
-    report: Report
-    seen: Seen
 
 
 class Session:
@@ -100,7 +55,7 @@ class Session:
         report: The report of the last update; ``None`` before the first.
         seen: The losses of the last batch on this process.
         updates: All updates of the last batch; see :meth:`passes`.
-        batches: Training steps that Lightning did not skip.
+        batches: What ``training_step`` gave so far.
         steps: Backward passes that were ours.
     """
 
@@ -111,15 +66,13 @@ class Session:
         self.report: Report | None = None
         self.seen: Seen | None = None
         self.updates: list[Pass] = []
-        self.batches = 0
+        self.batches = Batches()
         self.steps = 0
         self.skipped = skipped
         self._announce: Callable[[str], object] | None = announce
         self._eager = EagerInstances(announce, always=settings.split is not None)
         self._splitter = Splitter(settings.split)
         self._pending: Objectives | None = None
-        self._nothing = 0  # batches of this epoch for which `training_step` returned None
-        self._got = "no loss"
         self._rows: Rows | None = None  # of the micro-batches of a step
         self._compared = -1  # the step after which processes were compared
 
@@ -134,15 +87,10 @@ class Session:
         held = first_reduction_held(strategy.model)
         with eager, listening, reusable_compiled_graphs(), held:
             output = original(*args, **kwargs)
-        if not strategy.lightning_module.automatic_optimization:
-            self.batches += 1
-            return output
-        self.batches += output is not None  # Lightning skips the others
-        self._nothing += output is None
-        if (losses := losses_in(output, self.settings.rows)) is not None:
-            self._pending = objectives_of(losses, self.settings.rows)
-        else:
-            self._pending = self._splitter(loss_in(output))
+        is_automatic = strategy.lightning_module.automatic_optimization
+        self.batches.add(is_skipped=is_automatic and output is None)
+        if is_automatic:
+            self._pending = self._objectives(loss_in(output))
         if self._pending is None:
             return output
         return with_scalar(output, self._mean(self._pending))
@@ -161,13 +109,9 @@ class Session:
         if module.automatic_optimization:
             objectives, self._pending = self._pending, None
         else:
-            losses = unless_scalar(loss, self.settings.rows)
-            if losses is None:
-                objectives = self._splitter(loss)
-            else:
-                objectives = objectives_of(losses, self.settings.rows)
+            objectives = self._objectives(loss)
         if objectives is None:
-            self._got = "one scalar"
+            self.batches.got = "one scalar"
             kwargs.pop("name", None)
             check_peers(strategy.root_device, scalar=True)
             return self._deliver(strategy, original, loss, optimizer, *args, **kwargs)
@@ -185,11 +129,14 @@ class Session:
         self.steps += 1
         if self.report is not None and self.report is not before:  # not in the middle of a step
             self.skipped.add(self.report, objectives.kind, place)
-            name = name or _optimizer_of(named, module.trainer)
+            name = name or optimizer_of(named, module.trainer)
             self.updates.append(Pass(name, self.report, self.seen))
         if self.report is not None and self._announce is not None:
-            self._introduce(self._announce, self.report, objectives.kind, named)
+            slow, kind = self._eager.still_slow(self.report.slow), objectives.kind
+            self._announce(start_line(self.settings.aggregator, self.report, kind, named, slow))
             self._announce = None  # once is enough
+            if Pool().rank == 0:
+                warn_slow(slow, stacklevel=1)
         del objectives  # and with them the graph, before hooks and the optimizer need memory
         return self._deliver(strategy, original, scalar, optimizer, *args, **kwargs)
 
@@ -200,34 +147,6 @@ class Session:
         if strategy.lightning_module.automatic_optimization:  # else Lightning does it
             start_first_reduction(strategy.model, scalar)
         return original(scalar, *args, **kwargs)
-
-    def check_first_batch(self) -> None:
-        """Raise an error if the first batch had nothing to aggregate.
-
-        Raises:
-            SetupError: With what was found and what to return instead.
-        """
-        if self.batches == 1 and self.steps == 0:
-            raise SetupError(
-                "Jacobian descent requires several losses from `training_step` or "
-                f"`manual_backward`, got {self._got} in the first batch. Return the vector, list "
-                "or dict of losses (as the output or under the key 'loss'), or set split='auto' "
-                "to split the scalar. (If only this batch has a single loss, return "
-                f"{{'loss': {{'name': loss}}}}.)"
-            )
-
-    def check_epoch(self) -> None:
-        """Raise an error if ``training_step`` returned None in all batches of an epoch.
-
-        Raises:
-            SetupError: With the number of batches.
-        """
-        nothing, self._nothing = self._nothing, 0
-        if self.batches == 0 and nothing > 0:
-            raise SetupError(
-                f"`training_step` must return losses, got None in all {nothing} batches of the "
-                "epoch. Lightning skips such batches, so nothing was trained."
-            )
 
     def check_replicas(self, trainer: Any) -> None:
         """Compare the parameters of all processes, if that is due after the last step."""
@@ -242,17 +161,16 @@ class Session:
 
     def passes(self) -> list[Pass]:
         """The updates of the last batch, each with a name of its own if there are several."""
-        names = [update.name for update in self.updates]
-        if len(names) == 1 and names[0].startswith(_OPTIMIZER):
-            names = [""]
-        elif len(set(names)) < len(names) or "" in names[:-1] + names[1:]:
-            names = [f"backward_{i}" for i in range(len(names))]
-        found = zip(self.updates, names, strict=True)
-        return [update._replace(name=name) for update, name in found]
+        return told_apart(self.updates)
 
     def forget(self) -> None:
         """Release losses, rows and their graphs; counters and report stay."""
         self._pending = self._rows = None
+
+    def _objectives(self, loss: Any) -> Objectives | None:
+        """The losses as rows; ``None`` if there is one scalar, which is not split, or nothing."""
+        losses = unless_scalar(loss, self.settings.rows)
+        return self._splitter(loss) if losses is None else objectives_of(losses, self.settings.rows)
 
     def _scalar(
         self,
@@ -264,51 +182,50 @@ class Session:
         retain_graph: bool,
     ) -> Tensor:
         """What Lightning differentiates in the place of ``loss``."""
-        trainer = strategy.lightning_module.trainer
-        pieces = trainer.accumulate_grad_batches  # always 1 in manual optimization
+        module = strategy.lightning_module
+        pieces = module.trainer.accumulate_grad_batches  # always 1 in manual optimization
         terms = pieces * objectives.m
         scale = loss_scale(strategy.precision_plugin, strategy.root_device, terms)
-        if self.settings.accumulation == "step" and pieces > 1:
-            return self._accumulated(objectives, named, strategy, loss, scale)
         delivery = delivery_to(strategy.model)
-        update = compute_step(
-            objectives, named, self.settings, scale, delivery, retain_graph=retain_graph
-        )
-        self._check_all_reached(strategy, named, update)
+        accumulates = self.settings.accumulation == "step" and pieces > 1
+        if not accumulates:
+            update = compute_step(
+                objectives, named, self.settings, scale, delivery, retain_graph=retain_graph
+            )
+        elif (rows := self._collected(objectives, named, strategy, scale)) is not None:
+            update = finish(rows, self.settings, scale, delivery)
+        else:
+            # Nothing to deliver yet: a leaf that nobody else has, so that nobody's hooks run.
+            return surrogate(loss, [torch.zeros((), requires_grad=True)], [torch.zeros(())])
+        # In manual optimization, other losses of the batch may reach the rest.
+        if module.automatic_optimization:
+            check_all_reached(strategy.model, named, update, self.settings)
         self.report = update.report
+        if accumulates:
+            # Lightning has divided the loss that it shows; these gradients are those of the step.
+            return update.surrogate(loss)
         scalar = update.surrogate()
         return scalar if pieces == 1 else scalar / pieces
 
-    def _accumulated(
+    def _collected(
         self,
         objectives: Objectives,
         named: NamedParameters,
         strategy: Any,
-        loss: Tensor,
         scale: Tensor | None,
-    ) -> Tensor:
-        """Keep rows until the last micro-batch of a step, which delivers the gradient of all."""
+    ) -> Rows | None:
+        """The rows of all micro-batches of a step; ``None`` before the last of them."""
         loop = strategy.lightning_module.trainer.fit_loop
-        if self._rows is None or loop.batch_idx % loop.trainer.accumulate_grad_batches == 0:
-            self._rows = begin(named, self.settings)
         piece = loop.batch_idx % loop.trainer.accumulate_grad_batches
+        if self._rows is None or piece == 0:
+            self._rows = begin(named, self.settings)
         objectives = in_halves(self.settings.aggregator, objectives, piece)
         self._rows.add(objectives, scale=1.0 if scale is None else scale)
         check_peers(strategy.root_device)  # in every batch, because Lightning waits in every batch
         if loop._should_accumulate():
-            # Nothing to deliver yet: a leaf that nobody else has, so that nobody's hooks run.
-            return surrogate(loss, [torch.zeros((), requires_grad=True)], [torch.zeros(())])
+            return None
         rows, self._rows = self._rows, None
-        update = finish(rows, self.settings, scale, delivery_to(strategy.model))
-        self._check_all_reached(strategy, named, update)
-        self.report = update.report
-        # Lightning has divided the loss that it shows; these gradients are those of the step.
-        return update.surrogate(loss)
-
-    def _check_all_reached(self, strategy: Any, named: NamedParameters, update: Update) -> None:
-        # In manual optimization, other losses of the batch may reach the rest.
-        if strategy.lightning_module.automatic_optimization:
-            check_all_reached(strategy.model, named, update, self.settings)
+        return rows
 
     def _mean(self, objectives: Objectives) -> Tensor:
         values = objectives.values()
@@ -316,42 +233,6 @@ class Session:
             return objectives.shown()
         finite = torch.isfinite(values)  # no index, for which a device would be waited for
         return torch.where(finite, values, 0).sum() / finite.sum()
-
-    def _introduce(
-        self, announce: Callable[[str], object], report: Report, kind: str, named: NamedParameters
-    ) -> None:
-        """Describe the run: rows, parameters, paths, and slow parameters."""
-        numbers = sum(tensor.numel() for _, tensor in named)
-        ways = Counter(_way(path, kind) for path in report.paths.values()).most_common()
-        line = (
-            f"Jacobian descent with {self.settings.aggregator.label}: rows are "
-            f"{len(report.names)} {kind.replace('_', ' x ')}, {numbers:,} parameters in "
-            f"{len(named)} tensors, computed by "
-            + ", ".join(f"{way} ({count})" for way, count in ways)
-        )
-        slow = self._eager.still_slow(report.slow)
-        announce("\n".join([line, describe_slow(slow)]) if slow else line)
-        if Pool().rank == 0:
-            warn_slow(slow, stacklevel=2)
-
-
-def _way(path: str, kind: str) -> str:
-    """What the start line calls a path: that of every task is a pass of its own, and no defect."""
-    return "one pass per task" if kind == "tasks" and path in ("rows", "kernel") else path
-
-
-_OPTIMIZER = "optimizer_"
-
-
-def _optimizer_of(named: NamedParameters, trainer: Any) -> str:
-    """The only optimizer that updates some parameters; empty if there is none, or several."""
-    wanted = {id(tensor) for _, tensor in named}
-    if len(trainer.optimizers) == 1:
-        return f"{_OPTIMIZER}0"
-    for i, optimizer in enumerate(trainer.optimizers):
-        if wanted <= {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}:
-            return f"{_OPTIMIZER}{i}"
-    return ""
 
 
 def _place(trainer: Any) -> str:

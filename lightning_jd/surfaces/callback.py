@@ -150,7 +150,7 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Check the replicas, and log the metrics of the update."""
         if self._session is not None:
-            self._session.check_first_batch()
+            self._session.batches.check_first(self._session.steps)
             self._session.check_replicas(trainer)
         if self._monitor is not None and self._session is not None:
             self._monitor.after_batch(trainer, pl_module, self._session)
@@ -164,7 +164,7 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
         session = self._session
         if session is not None:
             self._skipped.end_epoch(trainer.current_epoch)
-            session.check_epoch()
+            session.batches.check_epoch()
             look_back()  # at the last step, which no other one follows
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from lightning_jd.errors import ArgumentError, SetupError
 from lightning_jd.metrics import PairwiseCosine
 from lightning_jd.report import RUN_FILE, Cosines, Run, page
 from lightning_jd.surfaces._observe import StepClock, is_due, steps_done, tasks_of, values_of
-from lightning_jd.surfaces._session import Pass, Session
+from lightning_jd.surfaces._pass import Pass
+from lightning_jd.surfaces._session import Session
 from lightning_jd.surfaces.callback import JacobianDescent
 
 _SECONDS = 30.0  # between two pages while a run goes on
