@@ -5,10 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from lightning_jd.engines.tape.graph import Placement
 
@@ -28,7 +31,7 @@ def products(rows: Tensor) -> Tensor:
     """Inner products of rows, shape (m, n) -> (m, m)."""
     m, n = rows.shape
     if m >= 2 * _BLOCK and n > _BLOCK and rows.device.type == "cpu":
-        return _upper_products(rows)
+        return by_upper_blocks(m, _BLOCK, rows, lambda begin, end: rows[begin:end] @ rows[begin:].T)
     if m >= _FEW_ROWS or n <= _COLUMNS:
         return rows @ rows.T
     if rows.device.type != "cpu":  # the same in few kernels
@@ -43,15 +46,36 @@ def products(rows: Tensor) -> Tensor:
     return total
 
 
-def _upper_products(rows: Tensor) -> Tensor:
-    m = len(rows)
-    G = rows.new_empty(m, m)
-    for begin in range(0, m, _BLOCK):
-        end = min(m, begin + _BLOCK)
-        block = rows[begin:end] @ rows[begin:].T
+def by_upper_blocks(
+    m: int, step: int, like: Tensor, products_of: Callable[[int, int], Tensor]
+) -> Tensor:
+    """A symmetric matrix (m, m), of which little more than half is computed.
+
+    Args:
+        m: The number of rows.
+        step: How many of them meet all later ones at a time.
+        like: A tensor of the type of the matrix.
+        products_of: The products of the rows from begin to end with these and all later ones.
+    """
+    if step >= m:
+        return products_of(0, m)
+    G = like.new_empty(m, m)
+    for begin in range(0, m, step):
+        end = min(m, begin + step)
+        block = products_of(begin, end)
         G[begin:end, begin:] = block
         G[end:, begin:end] = block[:, end - begin :].T
     return G
+
+
+def matrix_gradient(
+    A: Tensor, D: Tensor, weight: Placement, *, cotangents_first: bool = False
+) -> Tensor:
+    """The gradient, flat, of a matrix that meets activations A (n, i) and cotangents D (n, o)."""
+    gradient = D.T @ A if cotangents_first != weight.transposed else A.T @ D
+    if weight.where is not None:
+        gradient = weight.placed(gradient.reshape(1, -1))
+    return gradient.reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -135,7 +159,7 @@ class Contribution(ABC):
     def gradients(self, weights: Tensor) -> list[Tensor]:
         r""":math:`J^\top w`, one new, flat tensor of shape (size,) per parameter."""
 
-    @property
+    @cached_property
     def m(self) -> int:
         """The number of objectives."""
         return len(self.rows())
@@ -156,13 +180,8 @@ class Contribution(ABC):
     def gramian(self) -> Tensor:
         r""":math:`J J^\top`, shape (m, m)."""
         if len(self.placements) > 1:
-            parts = [part.gramian() for part in self.split()]
-            return torch.stack(parts).sum(dim=0)
-        total: Tensor | None = None
-        for block in self.blocks(_COLUMNS):
-            total = products(block) if total is None else total + products(block)
-        assert total is not None
-        return total
+            return reduce(add, [part.gramian() for part in self.split()])
+        return reduce(add, map(products, self.blocks(_COLUMNS)))
 
     def settle(self, budget: Budget) -> Settled:
         """The Gramian, and what to keep for :meth:`gradients`.
@@ -191,6 +210,16 @@ class Contribution(ABC):
     def merged(self, others: Sequence[Contribution]) -> Contribution | None:
         """This and other uses of the same parameters in one; ``None`` if there is no short cut."""
         return None
+
+    def alike(self, others: Sequence[Contribution]) -> list[Self] | None:
+        """This and other uses, if they are of one kind, and of the same whole parameters."""
+        parts = [self]
+        for part in others:
+            if not isinstance(part, type(self)) or part.placements != self.placements:
+                return None
+            parts.append(part)
+        is_whole = all(part.placements[0].where is None for part in parts)
+        return parts if is_whole else None
 
     def stacked(self, others: Sequence[Contribution]) -> Contribution | None:
         """The rows of several passes, those of one instance together: order (instance, pass).

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from lightning_jd.engines.tape.contributions._pieces import pieces
 
 #: Activations A, and cotangents D, of a matrix weight.
-Factors = tuple[Tensor, Tensor]
+Factors = Sequence[Tensor]
 
 
 def cross_gramian(first: Factors, second: Factors, *, bias: bool) -> Tensor:

@@ -26,7 +26,7 @@ class Lookup(Contribution):
 
     def __init__(self, index: Tensor, cotangents: Tensor, placement: Placement) -> None:
         self.placements = (placement,)
-        self.index, self.D = index, cotangents
+        self.index, self.D, self.m = index, cotangents, len(cotangents)
 
     @override
     def gramian(self) -> Tensor:
@@ -46,11 +46,6 @@ class Lookup(Contribution):
         entries = placement.shape[0]
         rows = _added_up(self.index, self.D, entries).view(len(self.D), *placement.shape)
         return placement.placed(rows)
-
-    @property
-    @override
-    def m(self) -> int:
-        return len(self.D)
 
     @property
     @override

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor
@@ -22,20 +24,11 @@ class Matrices(Contribution):
 
     def __init__(self, parts: Sequence[Contribution], placement: Placement) -> None:
         self.placements = (placement,)
-        self._parts = parts
-
-    @property
-    @override
-    def m(self) -> int:
-        return self._parts[0].m
+        self._parts, self.m = parts, parts[0].m
 
     @override
     def gramian(self) -> Tensor:
-        first, *others = self._parts
-        total = first.gramian()
-        for part in others:
-            total = total + part.gramian()
-        return total
+        return reduce(add, [part.gramian() for part in self._parts])
 
     @override
     def rows(self) -> Tensor:

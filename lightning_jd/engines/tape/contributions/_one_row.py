@@ -21,17 +21,12 @@ class OneRow(Contribution):
 
     def __init__(self, row: Contribution, k: int, m: int) -> None:
         self.placements = row.placements
-        self._row, self._k, self._m = row, k, m
-
-    @property
-    @override
-    def m(self) -> int:
-        return self._m
+        self._row, self._k, self.m = row, k, m
 
     @override
     def gramian(self) -> Tensor:
         square = self._row.gramian()
-        G = square.new_zeros(self._m, self._m)
+        G = square.new_zeros(self.m, self.m)
         G[self._k, self._k] = square[0, 0]
         return G
 
@@ -49,7 +44,7 @@ class OneRow(Contribution):
         return map(self._among_others, self._row.blocks(width))
 
     def _among_others(self, row: Tensor) -> Tensor:
-        rows = row.new_zeros(self._m, row.shape[1])
+        rows = row.new_zeros(self.m, row.shape[1])
         rows[self._k] = row[0]
         return rows
 
@@ -63,4 +58,4 @@ class OneRow(Contribution):
 
     @override
     def split(self) -> list[Contribution]:
-        return [OneRow(part, self._k, self._m) for part in self._row.split()]
+        return [OneRow(part, self._k, self.m) for part in self._row.split()]

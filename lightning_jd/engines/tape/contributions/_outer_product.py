@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
-from typing_extensions import override
+from typing_extensions import Self, override
 
 from lightning_jd.engines.tape.contributions._base import (
     Budget,
     Contribution,
     Factors,
     Settled,
+    by_upper_blocks,
+    matrix_gradient,
     products,
     together,
 )
@@ -59,17 +62,12 @@ class OuterProduct(Contribution):
         cotangents_first: bool,
     ) -> None:
         self.placements = (placement,) if bias is None else (placement, bias)
-        self.A, self.D = activations, cotangents
+        self.A, self.D, self.m = activations, cotangents, len(activations)
         self.cotangents_first = cotangents_first
 
     @property
     def _has_bias(self) -> bool:
         return len(self.placements) > 1
-
-    @property
-    @override
-    def m(self) -> int:
-        return len(self.A)
 
     @override
     def gramian(self) -> Tensor:
@@ -158,11 +156,8 @@ class OuterProduct(Contribution):
             D = D * each.unsqueeze(1)
             if self._has_bias:
                 bias = [D.sum(dim=0)]
-        gradient = D.T @ A if self._parameter_is_oi else A.T @ D
-        placement = self.placements[0]
-        if placement.where is not None:
-            gradient = placement.placed(gradient.reshape(1, -1))
-        return [gradient.reshape(-1), *bias]
+        first = self.cotangents_first
+        return [matrix_gradient(A, D, self.placements[0], cotangents_first=first), *bias]
 
     @override
     def products_with(self, other: Contribution) -> Tensor | None:
@@ -184,21 +179,18 @@ class OuterProduct(Contribution):
 
     @override
     def merged(self, others: Sequence[Contribution]) -> Contribution | None:
-        parts = [self, *others]
-        if not all(self._is_like(part) for part in parts):
+        if (parts := self.alike(others)) is None:
             return None
-        return self._with(
-            torch.cat([part.A for part in parts], dim=1),  # type: ignore[attr-defined]
-            torch.cat([part.D for part in parts], dim=1),  # type: ignore[attr-defined]
-        )
+        A = torch.cat([part.A for part in parts], dim=1)
+        return self._with(A, torch.cat([part.D for part in parts], dim=1))
 
     @override
     def stacked(self, others: Sequence[Contribution]) -> Contribution | None:
-        if not all(self._is_like(part) and part.A.shape == self.A.shape for part in others):  # type: ignore[attr-defined]
+        parts = self.alike(others)
+        if parts is None or any(part.A.shape != self.A.shape for part in parts):
             return None
-        passes = 1 + len(others)
-        D = torch.stack([self.D, *[part.D for part in others]], dim=1)  # type: ignore[attr-defined]
-        return self._with(self.A.repeat_interleave(passes, dim=0), D.flatten(0, 1))
+        D = torch.stack([part.D for part in parts], dim=1)
+        return self._with(self.A.repeat_interleave(len(parts), dim=0), D.flatten(0, 1))
 
     @override
     def factors(self) -> Factors | None:
@@ -209,16 +201,15 @@ class OuterProduct(Contribution):
             ("outer product", A.shape[2], D.shape[2], self._parameter_is_oi, bias),
             (tuple(A.shape), tuple(D.shape)),
             lambda: (A, D),
-            lambda own, other: cross_gramian((own[0], own[1]), (other[0], other[1]), bias=bias),
+            partial(cross_gramian, bias=bias),
         )
 
-    def _is_like(self, other: Contribution) -> bool:
-        return (
-            isinstance(other, OuterProduct)
-            and self.placements == other.placements
-            and self.cotangents_first == other.cotangents_first
-            and self.placements[0].where is other.placements[0].where is None
-        )
+    @override
+    def alike(self, others: Sequence[Contribution]) -> list[Self] | None:
+        parts = super().alike(others)
+        if parts is None or any(p.cotangents_first != self.cotangents_first for p in parts):
+            return None
+        return parts
 
     def _with(self, activations: Tensor, cotangents: Tensor) -> OuterProduct:
         placement, *bias = self.placements
@@ -242,14 +233,12 @@ def kernel_gramian(A: Tensor, D: Tensor, plus_one: bool) -> Tensor:
     step = _objectives_per_block(m, T, A.element_size(), pieces(A))
     if step >= m:
         return _kernel_block(A, A, D, D, T, plus_one)
-    G = A.new_empty(m, m)
-    for begin in range(0, m, step):
-        end = min(m, begin + step)
+
+    def block(begin: int, end: int) -> Tensor:
         some, rest = slice(begin * T, end * T), slice(begin * T, None)
-        block = _kernel_block(A[some], A[rest], D[some], D[rest], T, plus_one)
-        G[begin:end, begin:] = block
-        G[end:, begin:end] = block[:, end - begin :].T
-    return G
+        return _kernel_block(A[some], A[rest], D[some], D[rest], T, plus_one)
+
+    return by_upper_blocks(m, step, A, block)
 
 
 def _kernel_block(A: Tensor, B: Tensor, D: Tensor, E: Tensor, T: int, plus_one: bool) -> Tensor:

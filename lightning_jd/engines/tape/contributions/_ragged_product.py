@@ -14,6 +14,7 @@ from lightning_jd.engines.tape.contributions._base import (
     Budget,
     Contribution,
     Settled,
+    matrix_gradient,
     products,
     together,
 )
@@ -47,12 +48,7 @@ class RaggedProduct(Contribution):
         bias: Placement | None = None,
     ) -> None:
         self.placements = (placement,) if bias is None else (placement, bias)
-        self.A, self.D, self.owners = activations, cotangents, owners
-
-    @property
-    @override
-    def m(self) -> int:
-        return self.owners.m
+        self.A, self.D, self.owners, self.m = activations, cotangents, owners, owners.m
 
     @override
     def gramian(self) -> Tensor:
@@ -109,10 +105,7 @@ class RaggedProduct(Contribution):
     def gradients(self, weights: Tensor) -> list[Tensor]:
         D = self.D * self.owners.weights(weights.to(self.D.dtype)).unsqueeze(1)
         placement, *bias = self.placements
-        gradient = D.T @ self.A if placement.transposed else self.A.T @ D
-        if placement.where is not None:
-            gradient = placement.placed(gradient.unsqueeze(0))
-        return [gradient.reshape(-1), *[D.sum(dim=0) for _ in bias]]
+        return [matrix_gradient(self.A, D, placement), *[D.sum(dim=0) for _ in bias]]
 
     @override
     def split(self) -> list[Contribution]:
@@ -126,12 +119,7 @@ class RaggedProduct(Contribution):
 
     @override
     def merged(self, others: Sequence[Contribution]) -> Contribution | None:
-        parts = [self]
-        for part in others:
-            if not isinstance(part, RaggedProduct) or part.placements != self.placements:
-                return None
-            parts.append(part)
-        if any(part.placements[0].where is not None for part in parts):
+        if (parts := self.alike(others)) is None:
             return None
         ids = np.concatenate([part.owners.ids for part in parts])
         return RaggedProduct(

@@ -39,12 +39,7 @@ class Rows(Contribution):
             rows = rows.permute(self._order)
         self._shape = rows.shape[1:]
         self.flat = rows.reshape(rows.shape[0], -1)
-        self.width = self.flat.shape[1]
-
-    @property
-    @override
-    def m(self) -> int:
-        return len(self.flat)
+        self.m, self.width = self.flat.shape
 
     @override
     def settle(self, budget: Budget) -> Settled:

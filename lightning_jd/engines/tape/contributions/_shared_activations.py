@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.engines.tape.contributions._base import Contribution, Factors
+from lightning_jd.engines.tape.contributions._base import (
+    Contribution,
+    Factors,
+    matrix_gradient,
+)
 from lightning_jd.engines.tape.contributions._cross import shared_cross_gramian
 from lightning_jd.engines.tape.contributions._pieces import pieces
 from lightning_jd.engines.tape.contributions._rows import Rows
@@ -34,12 +39,7 @@ class SharedActivations(Contribution):
         self, activations: Tensor, cotangents: Tensor, weight: Placement, *bias: Placement
     ) -> None:
         self.placements = (weight, *bias)
-        self.A, self.D = activations, cotangents
-
-    @property
-    @override
-    def m(self) -> int:
-        return len(self.D)
+        self.A, self.D, self.m = activations, cotangents, len(cotangents)
 
     @override
     def gramian(self) -> Tensor:
@@ -85,11 +85,7 @@ class SharedActivations(Contribution):
     def gradients(self, weights: Tensor) -> list[Tensor]:
         D = (weights.to(self.D.dtype) @ self.D.flatten(1)).view(self.D.shape[1:])
         placement, *bias = self.placements
-        gradient = D.T @ self.A if placement.transposed else self.A.T @ D
-        if placement.where is not None:
-            gradient = placement.placed(gradient.unsqueeze(0))
-        flat = gradient.reshape(-1)
-        return [flat, D.sum(dim=0)] if bias else [flat]
+        return [matrix_gradient(self.A, D, placement), *[D.sum(dim=0) for _ in bias]]
 
     @override
     def factors(self) -> Factors | None:
@@ -101,7 +97,5 @@ class SharedActivations(Contribution):
             ("shared activations", A.shape[1], D.shape[2], weight.transposed, has_bias),
             (tuple(A.shape), tuple(D.shape)),
             lambda: (A, D),
-            lambda own, other: shared_cross_gramian(
-                (own[0], own[1]), (other[0], other[1]), bias=has_bias
-            ),
+            partial(shared_cross_gramian, bias=has_bias),
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from itertools import combinations
+from operator import add
 
 from torch import Tensor
 from typing_extensions import override
@@ -30,12 +32,7 @@ class SumOfUses(Contribution):
 
     def __init__(self, parts: Sequence[Contribution]) -> None:
         self.placements = (parts[0].placements[0],)
-        self._parts = list(parts)
-
-    @property
-    @override
-    def m(self) -> int:
-        return self._parts[0].m
+        self._parts, self.m = parts, parts[0].m
 
     @property
     @override
@@ -48,11 +45,7 @@ class SumOfUses(Contribution):
 
     @override
     def rows(self) -> Tensor:
-        first, *others = self._parts
-        total = first.rows()
-        for part in others:
-            total = total + part.rows()
-        return total
+        return reduce(add, (part.rows() for part in self._parts))
 
     @override
     def blocks(self, width: int) -> Iterator[Tensor]:

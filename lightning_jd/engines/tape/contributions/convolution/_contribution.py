@@ -61,12 +61,7 @@ class ConvolutionWeight(Contribution):
 
     def __init__(self, x: Tensor, D: Tensor, geometry: Geometry, placement: Placement) -> None:
         self.placements = (placement,)
-        self.x, self.D, self.geometry = x, D, geometry
-
-    @property
-    @override
-    def m(self) -> int:
-        return len(self.x)
+        self.x, self.D, self.geometry, self.m = x, D, geometry, len(x)
 
     @override
     def gramian(self) -> Tensor:
@@ -111,14 +106,9 @@ class ConvolutionWeight(Contribution):
 
     @override
     def merged(self, others: Sequence[Contribution]) -> Contribution | None:
-        parts = [self]
-        for part in others:
-            if not isinstance(part, ConvolutionWeight) or part.geometry != self.geometry:
-                return None
-            if part.x.shape[2:] != self.x.shape[2:] or part.placements != self.placements:
-                return None
-            parts.append(part)
-        if any(part.placements[0].where is not None for part in parts):
+        parts = self.alike(others)
+        mine = self.geometry, self.x.shape[2:]
+        if parts is None or any((part.geometry, part.x.shape[2:]) != mine for part in parts):
             return None
         x, D = torch.cat([p.x for p in parts], dim=1), torch.cat([p.D for p in parts], dim=1)
         return ConvolutionWeight(x, D, self.geometry, self.placements[0])
@@ -135,7 +125,7 @@ class ConvolutionWeight(Contribution):
             ("outer product", i, o, True, False),
             ((m, T, i), (m, T, o)),
             lambda: self._as_matrix_product(self.D),
-            lambda own, other: cross_gramian((own[0], own[1]), (other[0], other[1]), bias=False),
+            partial(cross_gramian, bias=False),
         )
 
     @property

@@ -18,6 +18,7 @@ from math import prod
 import torch.nn.functional as F
 from torch import Tensor
 
+from lightning_jd.engines.tape.contributions._base import by_upper_blocks
 from lightning_jd.engines.tape.contributions._pieces import pieces
 from lightning_jd.engines.tape.contributions.convolution._geometry import Geometry
 
@@ -53,21 +54,17 @@ def pixel_kernel_gramian(x: Tensor, D: Tensor, geometry: Geometry, chunk: int) -
     sums: _Phases | _Windows
     sums = (_Phases if D.device.type == "cpu" else _Windows)(x, (height, width), geometry)
     cotangents = D.permute(2, 3, 0, 1)  # (height, width, m, out)
-    G = D.new_empty(m, m)
     fits = chunk // (sums.pixels**2 * m * D.element_size())
     step = max(1, min(-(-m // sums.blocks), fits))
-    for begin in range(0, m, step):
-        end = min(m, begin + step)
+
+    def block(begin: int, end: int) -> Tensor:
         outputs = cotangents[:, :, begin:end].reshape(-1, out)
         outputs = outputs @ cotangents[:, :, begin:].reshape(-1, out).T
         outputs = outputs.mul_(sums.of_patches(begin, end).view(outputs.shape))
         pixels = height * width
-        block = outputs.view(pixels, end - begin, pixels, m - begin).sum((0, 2))
-        if step >= m:
-            return block
-        G[begin:end, begin:] = block
-        G[end:, begin:end] = block[:, end - begin :].T
-    return G
+        return outputs.view(pixels, end - begin, pixels, m - begin).sum((0, 2))
+
+    return by_upper_blocks(m, step, D, block)
 
 
 class _Windows:
