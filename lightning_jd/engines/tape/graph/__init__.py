@@ -4,15 +4,16 @@ from lightning_jd.engines._reach import LEAF
 from lightning_jd.engines.tape.graph._constants import Constant, is_constant
 from lightning_jd.engines.tape.graph._differentiate import gradients_of, local_vjp, run_engine
 from lightning_jd.engines.tape.graph._node_arguments import (
+    READERS,
     Indices,
     Reader,
     any_hooked,
-    forget_facts,
     is_hooked,
     read_indices,
     reader,
-    register_facts,
     signed,
+    table_changed,
+    table_version,
 )
 from lightning_jd.engines.tape.graph._order import lowest, parents_first, reaching_of
 from lightning_jd.engines.tape.graph._placement import RESHAPES, VIEWS, Placement, overlap, place
@@ -33,6 +34,7 @@ __all__ = [
     "FOREIGN",
     "LEAF",
     "NESTED",
+    "READERS",
     "RESHAPES",
     "VIEWS",
     "Constant",
@@ -46,7 +48,6 @@ __all__ = [
     "Shape",
     "Trail",
     "any_hooked",
-    "forget_facts",
     "gradients_of",
     "is_constant",
     "is_hooked",
@@ -59,9 +60,10 @@ __all__ = [
     "read_indices",
     "reader",
     "records_of",
-    "register_facts",
     "run_engine",
     "signed",
+    "table_changed",
+    "table_version",
     "types_in",
     "walk",
 ]

@@ -35,21 +35,18 @@ Reader = Callable[[Node], Hashable]
 #: What reads the arguments of operations that matter to the flow of owners, by name. It runs for
 #: every node in every step, so results are raw: :func:`signed` is applied to them once.
 READERS: dict[str, Reader] = {}
+_version = 0
 
 
-def register_facts(name: str, read: Reader) -> None:
-    """Let a function read the arguments of operations that flows of owners depend on.
-
-    Args:
-        name: The name of the autograd node.
-        read: Its result becomes part of the signature of the graph.
-    """
-    READERS[name] = read
+def table_changed() -> None:
+    """The tape was taught an operation, or has forgotten one."""
+    global _version
+    _version += 1
 
 
-def forget_facts(name: str) -> None:
-    """Undo :func:`register_facts`."""
-    READERS.pop(name, None)
+def table_version() -> int:
+    """A number that changes with every table, so that plans made before can be told apart."""
+    return _version
 
 
 def reader(*names: str) -> Callable[[Node], Hashable]:

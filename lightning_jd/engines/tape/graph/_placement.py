@@ -7,10 +7,11 @@ that they can be followed exactly on an array of positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -134,54 +135,29 @@ def _swaps_matrix(record: Record, output: int) -> bool:
 def _moved(positions: Ids, record: Record, output: int) -> Ids:
     if record.name in _SAME_ORDER:
         return positions.reshape(record.shapes[output])
-    moved: Ids = _MOVES[record.name](positions, record, output)
-    return moved
+    return _MOVES[record.name](positions, record.facts, record.shapes, output)
 
 
-def _facts(record: Record) -> tuple[int, ...]:
-    assert isinstance(record.facts, tuple)
-    return record.facts
+def _slice(x: Ids, facts: Any, *_: Any) -> Ids:
+    dim, *where = facts
+    return x.take(range(*slice(*where).indices(x.shape[dim])), axis=dim)
 
 
-def _transpose(positions: Ids, record: Record, output: int) -> Ids:
-    first, second = _facts(record)
-    return positions.swapaxes(first, second)
+def _split(x: Ids, facts: Any, shapes: Sequence[Shape], output: int) -> Ids:
+    (dim,) = facts
+    begin = sum(shape[dim] for shape in shapes[:output])
+    return x.take(range(begin, begin + shapes[output][dim]), axis=dim)
 
 
-def _permute(positions: Ids, record: Record, output: int) -> Ids:
-    assert isinstance(record.facts, tuple)
-    return positions.transpose(record.facts[0])
-
-
-def _select(positions: Ids, record: Record, output: int) -> Ids:
-    dim, index = _facts(record)
-    return np.take(positions, index, axis=dim)  # type: ignore[no-any-return]  # numpy's stubs
-
-
-def _slice(positions: Ids, record: Record, output: int) -> Ids:
-    dim, start, end, step = _facts(record)
-    size = positions.shape[dim]
-    return positions.take(range(*slice(start, min(end, size), step).indices(size)), axis=dim)
-
-
-def _split(positions: Ids, record: Record, output: int) -> Ids:
-    (dim,) = _facts(record)
-    begin = sum(shape[dim] for shape in record.shapes[:output])
-    return positions.take(range(begin, begin + record.shapes[output][dim]), axis=dim)
-
-
-def _unbind(positions: Ids, record: Record, output: int) -> Ids:
-    (dim,) = _facts(record)
-    return np.take(positions, output, axis=dim)  # type: ignore[no-any-return]  # numpy's stubs
-
-
-_MOVES = {
-    "TBackward0": lambda positions, record, output: positions.T,
-    "TransposeBackward0": _transpose,
-    "PermuteBackward0": _permute,
-    "SelectBackward0": _select,
+#: Positions in the input of a view, its arguments, the shapes of its outputs, and which of these
+#: is asked for -> positions in that output.
+_MOVES: dict[str, Callable[[Ids, Any, Sequence[Shape], int], Ids]] = {
+    "TBackward0": lambda x, *_: x.T,
+    "TransposeBackward0": lambda x, facts, *_: x.swapaxes(*facts),
+    "PermuteBackward0": lambda x, facts, *_: x.transpose(facts[0]),
+    "SelectBackward0": lambda x, facts, *_: np.asarray(x.take(facts[1], axis=facts[0])),
     "SliceBackward0": _slice,
-    "UnbindBackward0": _unbind,
+    "UnbindBackward0": lambda x, facts, _, output: np.asarray(x.take(output, axis=facts[0])),
     **dict.fromkeys(_SPLITS, _split),
 }
 

@@ -7,7 +7,6 @@ batch first or last, batch folded with time or heads, a slice of the batch, seve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -158,8 +157,3 @@ def in_order(count: int) -> Owners:
 def alone(owner: int = 0) -> Owners:
     """One objective owns everything."""
     return Owners(None, np.array([owner]))
-
-
-def concatenated(parts: Sequence[Ids]) -> Ids:
-    """The owners of several runs of slices, one after the other."""
-    return np.concatenate(parts) if len(parts) > 1 else parts[0]

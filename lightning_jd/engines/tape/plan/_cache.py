@@ -15,11 +15,18 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.engines._objectives import Output
-from lightning_jd.engines.tape.graph import LEAF, Edge, Graph, Record, Trail, records_of, walk
+from lightning_jd.engines.tape.graph import (
+    LEAF,
+    Edge,
+    Graph,
+    Record,
+    Trail,
+    records_of,
+    table_version,
+    walk,
+)
 from lightning_jd.engines.tape.owners import Evidence, Questions
-from lightning_jd.engines.tape.owners.flow import flow_version
 from lightning_jd.engines.tape.plan._plan import Plan, make_plan
-from lightning_jd.engines.tape.rules import version
 
 _Value = TypeVar("_Value")
 #: Plans that are remembered for one graph, whose index tensors may differ from step to step.
@@ -169,16 +176,15 @@ def known_graph(
     Raises:
         GraphError: If a part of the model is hidden behind reentrant checkpointing.
     """
-    versions = version(), flow_version()
-    first = outputs[0]
+    version, first = table_version(), outputs[0]
     shape = first.shape if isinstance(first, Tensor) else None
-    latest = versions, len(outputs), len(parameters), shape
+    latest = version, len(outputs), len(parameters), shape
     known = _latest.find(latest)
     nodes = None if known is None else known.trail.follow(outputs, parameters)
     if known is not None and nodes is not None:
         return Graph(nodes, known.signature, known.roots), known
     graph = walk(outputs, parameters)
-    key = _Key(graph.signature, graph.roots, *versions)
+    key = _Key(graph.signature, graph.roots, version)
     known = _known.get(key, lambda: KnownGraph(graph))
     _latest.put(latest, known)
     return graph, known
@@ -186,7 +192,7 @@ def known_graph(
 
 def standing_of(known: KnownGraph, owners: int, hooks: int) -> Standing:
     """What certificates have shown about graphs of this kind, with or without hooks."""
-    return _standing.get((known.kind, owners == 1, hooks > 0, version(), flow_version()), Standing)
+    return _standing.get((known.kind, owners == 1, hooks > 0, table_version()), Standing)
 
 
 def forget() -> None:

@@ -20,7 +20,6 @@ from lightning_jd.engines.tape.rules._registry import (
     rule_of,
     saved_names_of,
     unregister_rule,
-    version,
 )
 
 __all__ = [
@@ -35,5 +34,4 @@ __all__ = [
     "saved_names_of",
     "sum_of_broadcast",
     "unregister_rule",
-    "version",
 ]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lightning_jd.engines.tape.contributions import Contribution, Rows
 from lightning_jd.engines.tape.owners import Arrangement, Owners
-from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
+from lightning_jd.engines.tape.rules._registry import Site, register_rule, require
 
 
 def sum_of_broadcast(site: Site, pulled: Tensor) -> Contribution:
@@ -19,8 +19,7 @@ def sum_of_broadcast(site: Site, pulled: Tensor) -> Contribution:
     """
     axis, shape = site.owners.axis, site.shape
     offset = pulled.ndim - len(shape)
-    if axis >= offset and shape[axis - offset] != 1:
-        raise NotApplicableError  # the parameter has an entry per slice
+    require(axis < offset or shape[axis - offset] == 1)  # else there is an entry per slice
     rows = site.owners.split_cotangent(pulled)
     rows = site.cast(rows.movedim(1, axis + 1))  # (m, *output) with T in place of the axis
     leading = tuple(range(1, 1 + offset))
@@ -47,8 +46,7 @@ def repeated(site: Site) -> Contribution:
     D, axis, shape = site.cotangent, site.owners.axis, site.shape
     shape = (1,) * (D.ndim - len(shape)) + shape
     copies = site.owners.ids.reshape(-1, shape[axis])
-    if (copies != copies[:, :1]).any():
-        raise NotApplicableError
+    require(bool((copies == copies[:, :1]).all()))
     sizes = [(size // own, own) for size, own in zip(D.shape, shape, strict=True)]
     D = D.reshape([size for pair in sizes for size in pair])  # (copies, own) of each axis
     summed = [2 * k for k in range(len(shape)) if k != axis]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from lightning_jd.engines.tape.contributions import Contribution, Rows
 from lightning_jd.engines.tape.contributions.convolution import ConvolutionWeight, Geometry
-from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
+from lightning_jd.engines.tape.rules._registry import Site, register_rule, require
 
 
 @register_rule("ConvolutionBackward0", 1, saved=("input",), for_tasks=True)
 def weight(site: Site) -> Contribution:
     """The weight: each sample is a convolution of its own."""
-    if site.owners.axis != 0:
-        raise NotApplicableError
+    require(site.owners.axis == 0)
     geometry = Geometry(
         kernel=site.shape,
         stride=tuple(site.saved("stride")),
@@ -28,7 +27,6 @@ def weight(site: Site) -> Contribution:
 @register_rule("ConvolutionBackward0", 2, for_tasks=True)
 def bias(site: Site) -> Contribution:
     """The bias: the sum of the cotangent over all positions."""
-    if site.owners.axis != 0:
-        raise NotApplicableError
+    require(site.owners.axis == 0)
     D = site.split_cotangent()  # (m, T, channels, ...)
     return Rows(D.unsqueeze(3).flatten(3).sum(dim=(1, 3)), site.placements[0])

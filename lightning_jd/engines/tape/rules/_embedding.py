@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from lightning_jd.engines.tape.contributions import Contribution, Lookup
 from lightning_jd.engines.tape.graph import signed
-from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
+from lightning_jd.engines.tape.rules._registry import Site, register_rule, require
 
 
 @register_rule("EmbeddingBackward0", 0, saved=("indices",))
 def embedding(site: Site) -> Contribution:
     """``nn.Embedding``; the padding entry gets no gradient."""
-    if site.saved("scale_grad_by_freq"):
-        raise NotApplicableError
     index = site.saved("indices")
-    if site.owners.axis >= index.ndim:
-        raise NotApplicableError
+    require(site.owners.axis < index.ndim and not site.saved("scale_grad_by_freq"))
     D = site.split_cotangent()
     m, d = len(D), D.shape[-1]
     index = site.owners.split(index).reshape(m, -1)

@@ -16,14 +16,14 @@ from lightning_jd.engines.tape.contributions import (
 )
 from lightning_jd.engines.tape.graph import Placement
 from lightning_jd.engines.tape.owners import Arrangement, Owners
-from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
+from lightning_jd.engines.tape.rules._registry import Site, register_rule, require
 
 
 @register_rule("AddmmBackward0", 2, saved=("mat1",), bias=0)
 def addmm_weight(site: Site) -> Contribution:
     """``b + x W``: rows of x meet rows of the cotangent."""
-    if len(site.slots) > 1 and (site.saved("beta") != 1 or len(site.placements[1].shape) != 1):
-        raise NotApplicableError
+    if len(site.slots) > 1:
+        require(site.saved("beta") == 1 and len(site.placements[1].shape) == 1)
     return _rows_meet_rows(site, "mat1", site.saved("alpha"))
 
 
@@ -34,8 +34,7 @@ def mm_right(site: Site) -> Contribution:
 
 
 def _rows_meet_rows(site: Site, factor: str, alpha: float = 1) -> Contribution:
-    if site.owners.axis != 0:
-        raise NotApplicableError
+    require(site.owners.axis == 0)
     if site.owners.is_ragged:
         x = site.saved(factor).to(site.dtype)
         x = x if alpha == 1 else alpha * x
@@ -48,8 +47,7 @@ def _rows_meet_rows(site: Site, factor: str, alpha: float = 1) -> Contribution:
 @register_rule("MmBackward0", 0, saved=("mat2",))
 def mm_left(site: Site) -> Contribution:
     """``W x``: columns of x meet columns of the cotangent."""
-    if site.owners.axis != 1:
-        raise NotApplicableError
+    require(site.owners.axis == 1)
     A = site.split(site.saved("mat2"))
     return OuterProduct(A, site.split_cotangent(), *site.placements, cotangents_first=True)
 
@@ -57,10 +55,8 @@ def mm_left(site: Site) -> Contribution:
 @register_rule("AddmmBackward0", 0)
 def addmm_bias(site: Site) -> Contribution:
     """``b + x W``: a vector b gets the sum over its rows of the cotangent."""
-    if site.owners.axis != 0 or site.saved("beta") != 1 or len(site.shape) != 1:
-        raise NotApplicableError
-    if site.shape[0] != site.cotangent.shape[1]:
-        raise NotApplicableError
+    require(site.owners.axis == 0 and site.saved("beta") == 1)
+    require(site.shape == site.cotangent.shape[1:])
     return Rows(site.split_cotangent().sum(dim=1), site.placements[0])
 
 
@@ -78,9 +74,7 @@ def bmm_left(site: Site) -> Contribution:
 
 def _products(site: Site, factor: str) -> Tensor:
     """Activations times cotangents, shape (matrices, m, activations, cotangents)."""
-    axis = site.owners.axis
-    if axis != (1 if factor == "self" else 2):
-        raise NotApplicableError
+    require(site.owners.axis == (1 if factor == "self" else 2))
     A, D = site.split(site.saved(factor)), site.split_cotangent()  # (m, T, matrices, features)
     return torch.einsum("mtgi,mtgo->gmio", A, D)
 
@@ -89,8 +83,7 @@ def _products(site: Site, factor: str) -> Tensor:
 def grouped_mm(site: Site) -> Contribution:
     """Runs of rows of x, each times a matrix of its own, as tokens and experts."""
     offsets = site.saved("offs")
-    if site.owners.axis != 0 or offsets is None or len(site.shape) != 3:
-        raise NotApplicableError
+    require(site.owners.axis == 0 and offsets is not None and len(site.shape) == 3)
     x, D, ids = site.saved("self"), site.cotangent, site.owners.ids
     weight = Placement(site.placements[0].parameter, prod(site.shape[1:]), site.shape[1:])
     parts: list[Contribution] = []

@@ -6,30 +6,26 @@ import torch
 from torch import Tensor
 
 from lightning_jd.engines.tape.contributions import Contribution, Rows
-from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
+from lightning_jd.engines.tape.rules._registry import Site, register_rule, require
 
 
 @register_rule("NativeLayerNormBackward0", 1, saved=("input", "result1", "result2"))
 def layer_norm_scale(site: Site) -> Contribution:
     """The normalised input times the cotangent, summed over all but the normalised axes."""
-    _outside_of_normalised(site)
     normalised = (site.saved("input") - site.saved("result1")) * site.saved("result2")
-    return _over_positions(site, site.owners.split_cotangent(normalised * site.cotangent))
+    return _over_positions(site, normalised * site.cotangent)
 
 
 @register_rule("NativeLayerNormBackward0", 2)
 def layer_norm_shift(site: Site) -> Contribution:
     """The cotangent, summed over all but the normalised axes."""
-    _outside_of_normalised(site)
-    return _over_positions(site, site.split_cotangent())
+    return _over_positions(site, site.cotangent)
 
 
-def _outside_of_normalised(site: Site) -> None:
-    if site.owners.axis >= site.cotangent.ndim - len(site.shape):
-        raise NotApplicableError
-
-
-def _over_positions(site: Site, rows: Tensor) -> Contribution:
+def _over_positions(site: Site, pulled: Tensor) -> Contribution:
+    """The sum per owner of what was pulled back to the scale, or to the shift."""
+    require(site.owners.axis < pulled.ndim - len(site.shape))
+    rows = site.owners.split_cotangent(pulled)
     positions = rows.ndim - len(site.shape)
     return Rows(rows.to(site.dtype).sum(dim=tuple(range(1, positions))), site.placements[0])
 
@@ -37,7 +33,6 @@ def _over_positions(site: Site, rows: Tensor) -> Contribution:
 @register_rule("NativeGroupNormBackward0", 1, saved=("input", "result1", "result2"))
 def group_norm_scale(site: Site) -> Contribution:
     """Per channel: ``(Σ D x - mean Σ D) / deviation``, so that x is read once."""
-    _samples_first(site)
     x, D = _pixels_last(site.saved("input")), _pixels_last(site.cotangent)
     grouped = len(x), int(site.saved("group")), -1
     mean, rstd = site.saved("result1").view(grouped), site.saved("result2").view(grouped)
@@ -46,20 +41,12 @@ def group_norm_scale(site: Site) -> Contribution:
     return _per_channel(site, (centred * rstd).flatten(1))
 
 
-@register_rule("NativeGroupNormBackward0", 2)
-def group_norm_shift(site: Site) -> Contribution:
-    """Per channel: the sum of the cotangent."""
-    _samples_first(site)
-    return _per_channel(site, _pixels_last(site.cotangent).sum(dim=2))
-
-
 @register_rule(
     *("NativeBatchNormBackward0", 1),
     saved=("input", "result1", "result2", "running_mean", "running_var"),
 )
 def batch_norm_scale(site: Site) -> Contribution:
     """Per channel: the normalised input times the cotangent, with the statistics of the mode."""
-    _samples_first(site)
     x, D = _pixels_last(site.saved("input")), _pixels_last(site.cotangent)
     if site.saved("training"):
         mean, rstd = site.saved("result1"), site.saved("result2")
@@ -70,10 +57,10 @@ def batch_norm_scale(site: Site) -> Contribution:
     return _per_channel(site, centred * rstd)
 
 
+@register_rule("NativeGroupNormBackward0", 2)
 @register_rule("NativeBatchNormBackward0", 2)
-def batch_norm_shift(site: Site) -> Contribution:
-    """Per channel: the sum of the cotangent, in either mode."""
-    _samples_first(site)
+def channel_shift(site: Site) -> Contribution:
+    """Per channel: the sum of the cotangent."""
     return _per_channel(site, _pixels_last(site.cotangent).sum(dim=2))
 
 
@@ -82,12 +69,8 @@ def _pixels_last(x: Tensor) -> Tensor:
     return x.unsqueeze(2).flatten(2)
 
 
-def _samples_first(site: Site) -> None:
-    if site.owners.axis != 0:
-        raise NotApplicableError
-
-
 def _per_channel(site: Site, per_sample: Tensor) -> Contribution:
+    require(site.owners.axis == 0)
     rows = site.owners.split_cotangent(per_sample).to(site.dtype)
     is_one = rows.shape[1] == 1  # sample per objective
     return Rows(rows.squeeze(1) if is_one else rows.sum(dim=1), site.placements[0])

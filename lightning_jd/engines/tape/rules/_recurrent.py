@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from lightning_jd.engines.tape.contributions import Contribution, OuterProduct, Rows
 from lightning_jd.engines.tape.owners import Arrangement, Owners
-from lightning_jd.engines.tape.rules._registry import NotApplicableError, Site, register_rule
+from lightning_jd.engines.tape.rules._registry import Site, register_rule, require
 
 _NAME = "MkldnnRnnLayerBackward0"
 _LSTM = 2  # of the modes of torch: rectifier, tanh, LSTM, GRU
@@ -74,8 +74,8 @@ def _samples(site: Site) -> Arrangement:
 
 
 def _layer(site: Site) -> _Layer:
-    if site.saved("mode") != _LSTM or not site.saved("has_biases") or site.saved("batch_sizes"):
-        raise NotApplicableError
+    require(site.saved("mode") == _LSTM and site.saved("has_biases"))
+    require(not site.saved("batch_sizes"))
     found: _Layer | None = _layers.get(site.cotangent_like)
     if found is None:
         found = _layers[site.cotangent_like] = _differentiated(site)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +11,23 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from lightning_jd.engines.tape.contributions import Contribution
-from lightning_jd.engines.tape.graph import Placement
+from lightning_jd.engines.tape.graph import Placement, table_changed
 from lightning_jd.engines.tape.owners import Arrangement
 from lightning_jd.errors import ArgumentError
 
 
 class NotApplicableError(Exception):
     """Raised by a rule that does not cover the case at hand; the general way is taken then."""
+
+
+def require(condition: bool) -> None:
+    """Raise unless a rule covers the case at hand.
+
+    Raises:
+        NotApplicableError: If it does not.
+    """
+    if not condition:
+        raise NotApplicableError
 
 
 @dataclass(slots=True)
@@ -101,16 +110,15 @@ Rule = Callable[[Site], Contribution | Tensor]
 
 @dataclass(frozen=True)
 class _Entry:
-    rule: Rule
-    saved: tuple[str, ...]
-    bias: int | None
-    outputs: int
-    for_tasks: bool
+    rule: Rule | None = None
+    saved: tuple[str, ...] = ()
+    bias: int | None = None
+    outputs: int = 1
+    for_tasks: bool = False
 
 
 _RULES: dict[tuple[str, int], _Entry] = {}
-_changes = itertools.count()
-_version = next(_changes)
+_NO_RULE = _Entry()
 
 
 def register_rule(
@@ -145,7 +153,8 @@ def register_rule(
                 f"`register_rule` must name an input without a rule, got {name!r}, slot {slot}. "
                 "Remove the old one with `unregister_rule` first."
             )
-        _set(name, slot, _Entry(rule, saved, bias, outputs, for_tasks))
+        _RULES[name, slot] = _Entry(rule, saved, bias, outputs, for_tasks)
+        table_changed()
         return rule
 
     return register
@@ -153,48 +162,30 @@ def register_rule(
 
 def unregister_rule(name: str, slot: int) -> None:
     """Forget a rule; the operation is then differentiated by the general way."""
-    _set(name, slot, None)
-
-
-def _set(name: str, slot: int, entry: _Entry | None) -> None:
-    global _version
-    _version = next(_changes)
-    if entry is None:
-        _RULES.pop((name, slot), None)
-    else:
-        _RULES[name, slot] = entry
+    _RULES.pop((name, slot), None)
+    table_changed()
 
 
 def rule_of(name: str, slot: int) -> Rule | None:
     """The rule for an input of an operation, if there is one."""
-    entry = _RULES.get((name, slot))
-    return None if entry is None else entry.rule
+    return _RULES.get((name, slot), _NO_RULE).rule
 
 
 def bias_slot_of(name: str, slot: int) -> int | None:
     """The slot that the rule for this slot can include."""
-    entry = _RULES.get((name, slot))
-    return None if entry is None else entry.bias
+    return _RULES.get((name, slot), _NO_RULE).bias
 
 
 def saved_names_of(name: str, slot: int) -> tuple[str, ...]:
     """The saved tensors that a rule reads."""
-    entry = _RULES.get((name, slot))
-    return () if entry is None else entry.saved
+    return _RULES.get((name, slot), _NO_RULE).saved
 
 
 def outputs_of(name: str, slot: int) -> int:
     """How many outputs of the operation a rule reads."""
-    entry = _RULES.get((name, slot))
-    return 1 if entry is None else entry.outputs
+    return _RULES.get((name, slot), _NO_RULE).outputs
 
 
 def is_for_tasks(name: str, slot: int) -> bool:
     """Whether a rule is faster than autograd also for a single row."""
-    entry = _RULES.get((name, slot))
-    return entry is not None and entry.for_tasks
-
-
-def version() -> int:
-    """Changes when rules are added or removed, so that plans made before can be told apart."""
-    return _version
+    return _RULES.get((name, slot), _NO_RULE).for_tasks

@@ -11,6 +11,7 @@ from lightning_jd.engines.tape.owners.flow._registry import (
     Crossing,
     Flowed,
     UnprovenError,
+    prove,
     register_flow,
 )
 
@@ -39,32 +40,32 @@ def is_elementwise(name: str) -> bool:
 @register_flow(*_ELEMENTWISE)
 def elementwise(at: Crossing) -> Sequence[Flowed]:
     """Entry q of an input is broadcast to some entries of the output, and matters to these only."""
-    return [broadcast(at.only, at.axis, at.shapes[0], shape) for shape in at.inputs]
+    return [broadcast(at.only, at.shapes[0], shape) for shape in at.inputs]
 
 
 @register_flow("RegisterPostBackwardFunctionBackward")
 def passed_on(at: Crossing) -> Sequence[Flowed]:
     """The inputs themselves, as ``fully_shard`` marks those of the modules that it gathers."""
-    if len(at.owners) != len(at.inputs):
-        raise UnprovenError
+    prove(len(at.owners) == len(at.inputs))
     return list(at.owners)
 
 
-def broadcast(owners: Owners, axis: int, output: Shape, shape: Shape | None) -> Flowed:
+def broadcast(owners: Owners, output: Shape, shape: Shape | None) -> Flowed:
     """Owners of an input of this shape that was broadcast to the output.
 
     Args:
         owners: The owners of the output.
-        axis: Their axis.
         output: The shape of the output.
         shape: The shape of the input; ``None`` if it needs no gradient.
     """
+    if owners.axis is None:
+        raise UnprovenError
     if shape is None or len(shape) > len(output):
         return None
     offset = len(output) - len(shape)
     if any(size not in (1, out) for size, out in zip(shape, output[offset:], strict=True)):
         return None  # a loss that was reduced, or an operation that is not what its name says
-    axis -= offset
+    axis = owners.axis - offset
     if axis < 0 or shape[axis] != len(owners.ids):
         return REDUCED
     return owners.moved(axis)

@@ -6,7 +6,7 @@ holds. An index along their axis is data: it is looked up in the step itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 import numpy as np
@@ -19,6 +19,7 @@ from lightning_jd.engines.tape.owners.flow._registry import (
     Crossing,
     Flowed,
     UnprovenError,
+    prove,
     register_flow,
 )
 
@@ -105,14 +106,18 @@ def index(at: Crossing) -> Sequence[Flowed]:
     block = _Block.of(at, len(at.input))
     axis = block.source_of(at.axis)
     if axis is not None:
-        if at.input[axis] != len(at.only.ids):
-            raise UnprovenError
+        prove(at.input[axis] == len(at.only.ids))
         return [at.only.moved(axis)]
     # The owners are those of an axis of the index: one of the indexed axes has to tell them apart.
     along = at.axis - block.begin
-    for axis, where in zip(block.axes, block.positions(at), strict=True):
-        lines = _lines(where, along)
-        if (found := at.only.scattered(lines, at.input[axis])) is not None:
+    lines = [_lines(where, along) for where in block.positions(at)]
+    return _told_apart(at, zip(block.axes, lines, strict=True))
+
+
+def _told_apart(at: Crossing, positions: Iterable[tuple[int, Ids]]) -> list[Flowed]:
+    """The owners along the first axis of the input whose positions were read by one owner each."""
+    for axis, where in positions:
+        if (found := at.only.scattered(where, at.input[axis])) is not None:
             return [found.moved(axis)]
     raise UnprovenError
 
@@ -132,21 +137,15 @@ def index_put(at: Crossing) -> Sequence[Flowed]:
         target = target.moved(target.axis + block.begin)
     else:
         target = at.only.moved(block.target_of(at.axis))
-    assert target.axis is not None
-    return [at.only, broadcast(target, target.axis, shape, at.inputs[1])]
+    return [at.only, broadcast(target, shape, at.inputs[1])]
 
 
 @register_flow("MaskedSelectBackward0", "MaskedScatterBackward0")
 def masked(at: Crossing) -> Sequence[Flowed]:
     """The entries where a mask is true, one after the other; or back to where they were."""
     if len(at.inputs) == 1:  # x[mask], flat
-        where = at.indices
-        if len(where) != len(at.input):
-            raise UnprovenError  # the mask was broadcast
-        for axis, positions in enumerate(where):
-            if (found := at.only.scattered(positions, at.input[axis])) is not None:
-                return [found.moved(axis)]
-        raise UnprovenError
+        prove(len(at.indices) == len(at.input))  # the mask was not broadcast
+        return _told_apart(at, enumerate(at.indices))
     source = at.inputs[1]
     if source is None:
         return [at.only, None]
@@ -184,8 +183,7 @@ class _Block:
                 groups += not is_indexed
             is_indexed = kind is not None
             axis += width
-        if not axes:
-            raise UnprovenError
+        prove(bool(axes))
         # indices that are apart from each other move their axes to the front
         return cls(axes, axes[0] if groups == 1 else 0, size, rank)
 
@@ -203,8 +201,7 @@ class _Block:
     def positions(self, at: Crossing) -> list[Ids]:
         """For each indexed axis, where the entries of the result are along it."""
         found = at.indices
-        if len(found) != len(self.axes):
-            raise UnprovenError
+        prove(len(found) == len(self.axes))
         return list(np.broadcast_arrays(*found))
 
     def shape(self, at: Crossing, source: Shape) -> Shape:

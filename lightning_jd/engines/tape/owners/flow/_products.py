@@ -9,8 +9,9 @@ from lightning_jd.engines.tape.owners.flow._elementwise import broadcast
 from lightning_jd.engines.tape.owners.flow._registry import (
     REDUCED,
     Crossing,
+    Flow,
     Flowed,
-    UnprovenError,
+    prove,
     register_flow,
     with_shared,
 )
@@ -20,12 +21,6 @@ from lightning_jd.engines.tape.owners.flow._registry import (
 def mm(at: Crossing) -> Sequence[Flowed]:
     """Rows of the product come from rows of the left factor, columns from columns of the right."""
     return [at.only, REDUCED] if at.axis == 0 else [REDUCED, at.only]
-
-
-@register_flow("AddmmBackward0", facts=reader("beta"))
-def addmm(at: Crossing) -> Sequence[Flowed]:
-    """A product and something that is broadcast to it."""
-    return [broadcast(at.only, at.axis, at.shapes[0], at.inputs[0]), *mm(at)]
 
 
 @register_flow("BmmBackward0")
@@ -38,15 +33,9 @@ def bmm(at: Crossing) -> Sequence[Flowed]:
 @register_flow("GroupedMmBackward0")
 def grouped_mm(at: Crossing) -> Sequence[Flowed]:
     """Runs of rows, each times a matrix of its own."""
-    if at.axis != 0 or at.rank != 2 or any(shape and len(shape) == 2 for shape in at.inputs[1:]):
-        raise UnprovenError
+    prove(at.axis == 0 and at.rank == 2)
+    prove(not any(shape and len(shape) == 2 for shape in at.inputs[1:]))
     return [at.only, REDUCED]
-
-
-@register_flow("BaddbmmBackward0")
-def baddbmm(at: Crossing) -> Sequence[Flowed]:
-    """A batched product and something that is broadcast to it."""
-    return [broadcast(at.only, at.axis, at.shapes[0], at.inputs[0]), *bmm(at)]
 
 
 @register_flow("MvBackward0")
@@ -55,10 +44,14 @@ def mv(at: Crossing) -> Sequence[Flowed]:
     return [at.only, REDUCED]
 
 
-@register_flow("AddmvBackward0")
-def addmv(at: Crossing) -> Sequence[Flowed]:
-    """A matrix-vector product and something that is broadcast to it."""
-    return [broadcast(at.only, at.axis, at.shapes[0], at.inputs[0]), *mv(at)]
+def _plus(product: Flow) -> Flow:
+    """A product and something that is broadcast to it."""
+    return lambda at: [broadcast(at.only, at.shapes[0], at.inputs[0]), *product(at)]
+
+
+register_flow("AddmmBackward0", facts=reader("beta"))(_plus(mm))
+register_flow("BaddbmmBackward0")(_plus(bmm))
+register_flow("AddmvBackward0")(_plus(mv))
 
 
 @register_flow(
@@ -67,27 +60,23 @@ def addmv(at: Crossing) -> Sequence[Flowed]:
 )
 def matrices(at: Crossing) -> Sequence[Flowed]:
     """A matrix, or several, per position along the leading axes."""
-    if at.axis >= at.rank - 2:
-        raise UnprovenError
-    for shape in at.inputs:
-        if shape is not None and shape[:-2] != at.shapes[0][:-2]:
-            raise UnprovenError
+    leading = at.shapes[0][:-2]
+    prove(at.axis < len(leading))
+    prove(all(shape is None or shape[:-2] == leading for shape in at.inputs))
     return at.everywhere(at.only)
 
 
 @register_flow("LinearBackward0")
 def linear(at: Crossing) -> Sequence[Flowed]:
     """The last axis is new, all others are those of the input."""
-    if at.axis == at.rank - 1:
-        raise UnprovenError
+    prove(at.axis != at.rank - 1)
     return with_shared(at, at.only)
 
 
 @register_flow("TrilinearBackward0")
 def bilinear(at: Crossing) -> Sequence[Flowed]:
     """The product inside of ``nn.Bilinear``: rows of both inputs, and a weight."""
-    if at.axis != 0 or at.rank != 2 or len(at.inputs) != 3:
-        raise UnprovenError
+    prove(at.axis == 0 and at.rank == 2 and len(at.inputs) == 3)
     return [at.only, REDUCED, at.only]
 
 
@@ -103,10 +92,8 @@ def attention(at: Crossing) -> Sequence[Flowed]:
 
     Several heads of the query may share one of key and value, which mixes heads, never batches.
     """
-    if at.axis > 1:
-        raise UnprovenError
-    for shape in at.inputs[:3]:
-        if shape is not None and shape[at.axis] != at.shapes[0][at.axis]:
-            raise UnprovenError
-    rest = [broadcast(at.only, at.axis, at.shapes[0], shape) for shape in at.inputs[3:]]
+    size = at.shapes[0][at.axis]
+    prove(at.axis <= 1)
+    prove(all(shape is None or shape[at.axis] == size for shape in at.inputs[:3]))
+    rest = [broadcast(at.only, at.shapes[0], shape) for shape in at.inputs[3:]]
     return [at.only, at.only, at.only, *rest]

@@ -8,7 +8,7 @@ from lightning_jd.engines.tape.graph import reader
 from lightning_jd.engines.tape.owners.flow._registry import (
     Crossing,
     Flowed,
-    UnprovenError,
+    prove,
     register_flow,
 )
 
@@ -28,8 +28,7 @@ def reduction(at: Crossing) -> Sequence[Flowed]:
         axis = at.axis
     else:
         axis = [dim for dim in range(rank) if dim not in reduced][at.axis]
-    if axis in reduced or at.input[axis] != len(at.only.ids):
-        raise UnprovenError
+    prove(axis not in reduced and at.input[axis] == len(at.only.ids))
     return [at.only.moved(axis)]
 
 
@@ -37,8 +36,7 @@ def reduction(at: Crossing) -> Sequence[Flowed]:
 def two_reductions(at: Crossing) -> Sequence[Flowed]:
     """Two results of one reduction, which must have the same owners where both are used."""
     used = [owners for owners in at.owners if owners is not None]
-    if not all(owners.equals(used[0]) for owners in used):
-        raise UnprovenError
+    prove(all(owners.equals(used[0]) for owners in used))
     return reduction(Crossing(used[:1], at.shapes[:1], at.inputs, at.facts))
 
 
@@ -50,32 +48,23 @@ def two_reductions(at: Crossing) -> Sequence[Flowed]:
 )
 def along_one_axis(at: Crossing) -> Sequence[Flowed]:
     """Entries mix along one axis, whose size may change; all others stay."""
-    if at.dim(0, at.rank) == at.axis or len(at.input) != at.rank:
-        raise UnprovenError
+    prove(at.dim(0, at.rank) != at.axis and len(at.input) == at.rank)
     return [at.only]
 
 
-@register_flow("NllLossBackward0", "NllLoss2DBackward0", facts=reader("reduction"))
+@register_flow(
+    *["NllLossBackward0", "NllLoss2DBackward0"],
+    *["MultiMarginLossBackward0", "MultilabelMarginLossBackward0"],
+    facts=reader("reduction"),
+)
 def class_picking_loss(at: Crossing) -> Sequence[Flowed]:
     """(N, ...) losses of (N, classes, ...) scores, not reduced."""
-    if at.facts[0] != 0 or len(at.input) != at.rank + 1:
-        raise UnprovenError
+    prove(at.facts[0] == 0 and len(at.input) == at.rank + 1)
     return [at.only.moved(0 if at.axis == 0 else at.axis + 1)]
-
-
-@register_flow(
-    "MultiMarginLossBackward0", "MultilabelMarginLossBackward0", facts=reader("reduction")
-)
-def row_loss(at: Crossing) -> Sequence[Flowed]:
-    """(N,) losses of (N, classes) scores, not reduced."""
-    if at.facts[0] != 0 or len(at.input) != 2 or at.rank != 1:
-        raise UnprovenError
-    return [at.only.moved(0)]
 
 
 @register_flow("CtcLossBackward0", "CtcLossBackward1")
 def alignment_loss(at: Crossing) -> Sequence[Flowed]:
     """(N,) losses of (time, N, classes) scores."""
-    if len(at.input) != 3 or at.rank != 1:
-        raise UnprovenError
+    prove(len(at.input) == 3 and at.rank == 1)
     return [at.only.moved(1)]

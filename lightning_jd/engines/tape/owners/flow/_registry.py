@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Literal
 
-from lightning_jd.engines.tape.graph import Ids, Reader, Shape, forget_facts, register_facts
-from lightning_jd.engines.tape.owners._owners import Owners
+from lightning_jd.engines.tape.graph import READERS, Ids, Reader, Shape, table_changed
+from lightning_jd.engines.tape.owners._owners import Owners, joined
 from lightning_jd.errors import ArgumentError
 
 
@@ -25,6 +24,16 @@ Flowed = Owners | Literal[_Reduced.REDUCED] | None
 
 class UnprovenError(Exception):
     """Raised by a flow that does not apply; the experiment is made then."""
+
+
+def prove(condition: bool) -> None:
+    """Raise unless a condition of a flow holds.
+
+    Raises:
+        UnprovenError: If it does not.
+    """
+    if not condition:
+        raise UnprovenError
 
 
 @dataclass(frozen=True)
@@ -76,8 +85,7 @@ class Crossing:
         """A fact that is one axis or several, as non-negative numbers."""
         value = self.facts[fact]
         listed = (value,) if isinstance(value, int) else value
-        if not isinstance(listed, tuple) or not all(isinstance(dim, int) for dim in listed):
-            raise UnprovenError
+        prove(isinstance(listed, tuple) and all(isinstance(dim, int) for dim in listed))
         return tuple([dim % rank if rank else 0 for dim in listed])
 
     def dim(self, fact: int, rank: int) -> int:
@@ -101,10 +109,6 @@ Flow = Callable[[Crossing], Sequence[Flowed]]
 _FLOWS: dict[str, Flow] = {}
 
 
-_changes = itertools.count()
-_version = next(_changes)
-
-
 def register_flow(*names: str, facts: Reader | None = None) -> Callable[[Flow], Flow]:
     """Teach the tape how owners flow through an operation.
 
@@ -126,8 +130,8 @@ def register_flow(*names: str, facts: Reader | None = None) -> Callable[[Flow], 
                 )
             _FLOWS[name] = flow
             if facts is not None:
-                register_facts(name, facts)
-        _changed()
+                READERS[name] = facts
+        table_changed()
         return flow
 
     return register
@@ -136,18 +140,8 @@ def register_flow(*names: str, facts: Reader | None = None) -> Callable[[Flow], 
 def unregister_flow(name: str) -> None:
     """Forget a flow; what owners do in the operation is then found by experiment."""
     _FLOWS.pop(name, None)
-    forget_facts(name)
-    _changed()
-
-
-def _changed() -> None:
-    global _version
-    _version = next(_changes)
-
-
-def flow_version() -> int:
-    """Changes when flows are added or removed, so that plans made before can be told apart."""
-    return _version
+    READERS.pop(name, None)
+    table_changed()
 
 
 def flow_of(name: str, at: Crossing) -> Sequence[Flowed]:
@@ -169,6 +163,14 @@ def with_shared(at: Crossing, flowed: Flowed) -> list[Flowed]:
     """What flows into an activation, followed by a weight and a bias, as far as there are any."""
     listed: list[Flowed] = [flowed, REDUCED, REDUCED]
     return listed[: len(at.inputs)]
+
+
+def both(first: Owners, second: Owners) -> Owners:
+    """Owners of a tensor that is used twice."""
+    found = joined(first, second)
+    if found is None:
+        raise UnprovenError
+    return found
 
 
 def is_known(name: str) -> bool:

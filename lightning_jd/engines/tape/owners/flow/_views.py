@@ -14,6 +14,7 @@ from lightning_jd.engines.tape.owners.flow._registry import (
     Crossing,
     Flowed,
     UnprovenError,
+    prove,
     register_flow,
 )
 
@@ -21,8 +22,7 @@ from lightning_jd.engines.tape.owners.flow._registry import (
 @register_flow(*RESHAPES)
 def reshape(at: Crossing) -> Sequence[Flowed]:
     """The row-major order of the entries stays."""
-    if prod(at.input) != prod(at.shapes[0]):
-        raise UnprovenError
+    prove(prod(at.input) == prod(at.shapes[0]))
     return [at.only.reshaped(at.shapes[0], at.input)]
 
 
@@ -48,8 +48,7 @@ def permute(at: Crossing) -> Sequence[Flowed]:
 @register_flow("ViewAsComplexBackward0", "ViewAsRealBackward0")
 def complex_view(at: Crossing) -> Sequence[Flowed]:
     """Real and imaginary part are a last axis, or are not."""
-    if at.axis >= min(at.rank, len(at.input)):
-        raise UnprovenError
+    prove(at.axis < min(at.rank, len(at.input)))
     return [at.only]
 
 
@@ -76,8 +75,7 @@ def as_strided(at: Crossing) -> Sequence[Flowed]:
 @register_flow("BackwardHookFunctionBackward")
 def hooked(at: Crossing) -> Sequence[Flowed]:
     """What ``register_full_backward_hook`` puts around a module: output k is input k."""
-    if list(at.shapes) != list(at.inputs):
-        raise UnprovenError
+    prove(list(at.shapes) == list(at.inputs))
     return list(at.owners)
 
 
@@ -92,10 +90,6 @@ def flip(at: Crossing) -> Sequence[Flowed]:
 def roll(at: Crossing) -> Sequence[Flowed]:
     """Some axes are rotated: slice q of the input is slice q + shift of the output."""
     dims, shifts = at.dims(0, at.rank), at.facts[1]
-    if not dims or not isinstance(shifts, tuple):
-        raise UnprovenError  # without axes, the flattened tensor is rotated
-    ids = at.only.ids
-    for dim, shift in zip(dims, shifts, strict=True):
-        if dim == at.axis:
-            ids = np.roll(ids, -shift)
-    return [Owners(at.axis, ids)]
+    prove(bool(dims) and isinstance(shifts, tuple))  # without axes, the flat tensor is rotated
+    shift = sum(shift for dim, shift in zip(dims, shifts, strict=True) if dim == at.axis)
+    return [Owners(at.axis, np.roll(at.only.ids, -shift))]

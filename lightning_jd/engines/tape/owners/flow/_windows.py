@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
 
 from lightning_jd.engines.tape.graph import reader
-from lightning_jd.engines.tape.owners._owners import Owners, joined
 from lightning_jd.engines.tape.owners.flow._registry import (
     REDUCED,
     Crossing,
     Flowed,
-    UnprovenError,
+    both,
+    prove,
     register_flow,
     with_shared,
 )
@@ -31,8 +31,7 @@ _TRAILING = {f"{name}Backward0": d for d, names in _POOLS.items() for name in na
 
 
 def _leading(at: Crossing, trailing: int) -> Sequence[Flowed]:
-    if len(at.input) != at.rank or at.axis >= at.rank - trailing:
-        raise UnprovenError
+    prove(len(at.input) == at.rank and at.axis < at.rank - trailing)
     return [at.only]
 
 
@@ -50,48 +49,44 @@ def pixel_shuffle(at: Crossing) -> Sequence[Flowed]:
 def constant_pad(at: Crossing) -> Sequence[Flowed]:
     """Two numbers per padded axis, the last axis first."""
     (pad,) = at.facts
-    if not isinstance(pad, tuple):
-        raise UnprovenError
+    prove(isinstance(pad, tuple))
     return _leading(at, len(pad) // 2)
 
 
-@register_flow("ConvolutionBackward0", "ConvolutionOverrideableBackward0")
-def convolution(at: Crossing) -> Sequence[Flowed]:
-    """Samples are convolved one by one; weight and bias are shared."""
-    if at.axis != 0:
-        raise UnprovenError
+@register_flow(
+    "ConvolutionBackward0", "ConvolutionOverrideableBackward0", "NativeGroupNormBackward0"
+)
+def one_by_one(at: Crossing) -> Sequence[Flowed]:
+    """Samples are convolved, or normalised, one by one; weight and bias are shared."""
+    prove(at.axis == 0)
     return with_shared(at, at.only)
 
 
 @register_flow("Im2ColBackward0", "Col2ImBackward0")
 def im2col(at: Crossing) -> Sequence[Flowed]:
     """Patches of each sample."""
-    if at.axis != 0 or at.shapes[0][0] != at.input[0]:
-        raise UnprovenError
+    prove(at.axis == 0 and at.shapes[0][0] == at.input[0])
     return [at.only]
 
 
 @register_flow("UnfoldBackward0", facts=reader("dimension"))
 def windows(at: Crossing) -> Sequence[Flowed]:
     """Windows along one axis, their content in a new last axis."""
-    if at.axis in (at.dim(0, len(at.input)), at.rank - 1):
-        raise UnprovenError
+    prove(at.axis not in (at.dim(0, len(at.input)), at.rank - 1))
     return [at.only]
 
 
 @register_flow("FftR2CBackward0", "FftC2RBackward0", "FftC2CBackward0", facts=reader("dim"))
 def fourier(at: Crossing) -> Sequence[Flowed]:
     """The transformed axes mix."""
-    if at.axis in at.dims(0, at.rank) or len(at.input) != at.rank:
-        raise UnprovenError
+    prove(at.axis not in at.dims(0, at.rank) and len(at.input) == at.rank)
     return [at.only]
 
 
 @register_flow("GridSampler2DBackward0", "GridSampler3DBackward0")
 def grid_sampler(at: Crossing) -> Sequence[Flowed]:
     """Each sample is read at places of its own."""
-    if at.axis != 0:
-        raise UnprovenError
+    prove(at.axis == 0)
     return at.everywhere(at.only)
 
 
@@ -101,16 +96,7 @@ def grid_sampler(at: Crossing) -> Sequence[Flowed]:
 def layer_norm(at: Crossing) -> Sequence[Flowed]:
     """The trailing axes are normalised together."""
     (normalized,) = at.facts
-    if not isinstance(normalized, tuple) or at.axis >= at.rank - len(normalized):
-        raise UnprovenError
-    return with_shared(at, at.only)
-
-
-@register_flow("NativeGroupNormBackward0")
-def group_norm(at: Crossing) -> Sequence[Flowed]:
-    """Each sample is normalised alone."""
-    if at.axis != 0:
-        raise UnprovenError
+    prove(isinstance(normalized, tuple) and at.axis < at.rank - len(normalized))
     return with_shared(at, at.only)
 
 
@@ -145,11 +131,6 @@ def recurrent_layer(at: Crossing) -> Sequence[Flowed]:
         if owners is not None and owners.axis == axis
     ]
     used = sum(owners is not None for owners in at.owners)
-    if len(by_sample) != used or len(at.inputs) != 7:
-        raise UnprovenError
-    samples: Owners | None = by_sample[0]
-    for owners in by_sample[1:]:
-        samples = None if samples is None else joined(samples, owners)
-    if samples is None:
-        raise UnprovenError
+    prove(len(by_sample) == used and len(at.inputs) == 7)
+    samples = reduce(both, by_sample)
     return [samples.moved(1), REDUCED, REDUCED, REDUCED, REDUCED, samples, samples]
