@@ -74,42 +74,33 @@ def values_of(
         stationarity: The distance to weak stationarity too.
     """
     report = update.report
-    collected = _Collected()
+    names: list[str] = []
+    parts: list[Tensor] = []  # on the device, to be copied to the host at once
+
+    def add(prefix: str, of: tuple[str, ...], values: Tensor | None) -> None:
+        if values is not None:
+            names.extend(prefix + name for name in of)
+            parts.append(values)
+
     if (G := report.gramian) is not None:  # a balancer computes no gradients of single losses
         summary = conflict_summary(
             G, report.weights, update=direction_of(report), stationarity=stationarity
         )
-        collected.add("", summary.names, summary.values)
-    collected.add("", ("mean_loss",), update.seen.shown.reshape(1))
+        add("", summary.names, summary.values)
+    add("", ("mean_loss",), update.seen.shown.reshape(1))
     if (tasks := tasks_of(update)) is not None:
-        collected.add("weight/", tasks.names, tasks.weights)
-        collected.add("norm/", tasks.names, None if G is None else gradient_norms(G))
-        collected.add("loss/", tasks.loss_names, tasks.losses)
+        add("weight/", tasks.names, tasks.weights)
+        add("norm/", tasks.names, None if G is None else gradient_norms(G))
+        add("loss/", tasks.loss_names, tasks.losses)
     if per_group and len(report.groups) > 1:
         for name, group in report.groups.items():
             if group.gramian is None:
                 continue
             direction = None if group.weights is not None else _direction(group)
             summary = conflict_summary(group.gramian, group.weights, update=direction)
-            collected.add(f"group/{name}/", summary.names, summary.values)
-    return collected.to_dict()
-
-
-class _Collected:
-    """Named numbers on the device, to be copied to the host at once."""
-
-    def __init__(self) -> None:
-        self._names: list[str] = []
-        self._parts: list[Tensor] = []
-
-    def add(self, prefix: str, names: tuple[str, ...], values: Tensor | None) -> None:
-        if values is not None:
-            self._names += [prefix + name for name in names]
-            self._parts.append(values)
-
-    def to_dict(self) -> dict[str, float]:
-        together = torch.cat([part.to(self._parts[0]) for part in self._parts])
-        return dict(zip(self._names, together.tolist(), strict=True))
+            add(f"group/{name}/", summary.names, summary.values)
+    together = torch.cat([part.to(parts[0]) for part in parts])
+    return dict(zip(names, together.tolist(), strict=True))
 
 
 class StepClock:

@@ -13,15 +13,7 @@ from lightning_jd.engines import NamedParameters, Slow
 def start_line(
     method: Method, report: Report, kind: str, named: NamedParameters, slow: Mapping[str, Slow]
 ) -> str:
-    """Describe the rows, the parameters, how they were computed, and what is slow.
-
-    Args:
-        method: The aggregator or balancer.
-        report: The first update.
-        kind: What its rows are.
-        named: The parameters.
-        slow: Those of the slow parameters that are worth a word.
-    """
+    """Describe the rows, the parameters, how they were computed, and what is slow."""
     numbers = sum(tensor.numel() for _, tensor in named)
     ways = Counter(_way(path, kind) for path in report.paths.values()).most_common()
     line = (

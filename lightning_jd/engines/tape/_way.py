@@ -82,27 +82,13 @@ def hooks_in(graph: Graph) -> Registered:
 
 
 def key_of(request: Request, *, collects: bool, hooks: int) -> Key:
-    """What the way of a step depends on beside its graph.
-
-    Args:
-        request: What is asked for.
-        collects: Whether contributions are collected.
-        hooks: How many hooks may be in the graph.
-    """
+    """What the way of a step depends on beside its graph."""
     asked = request.memory, request.check, request.retain_graph, request.instances is None
     return Key(request.key, asked, collects, hooks)
 
 
 def decide(request: Request, graph: Graph, plan: Plan, standing: Standing, key: Key) -> Way:
-    """Choose the way of a step with a plan.
-
-    Args:
-        request: What is asked for.
-        graph: The graph.
-        plan: The plan for it.
-        standing: What certificates have shown about such graphs.
-        key: See :func:`key_of`.
-    """
+    """Choose the way of a step with a plan."""
     experience = experience_of(plan)
     can_replay = not key.collects and _can_replay(request, plan)
     program = experience.compiled if can_replay else None

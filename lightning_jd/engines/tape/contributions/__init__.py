@@ -7,8 +7,8 @@ from lightning_jd.engines.tape.contributions._base import (
     Settled,
     products,
 )
-from lightning_jd.engines.tape.contributions._cross import cross_gramian, shared_cross_gramian
-from lightning_jd.engines.tape.contributions._fastest import fastest, rounded
+from lightning_jd.engines.tape.contributions._cross import cross_gramian
+from lightning_jd.engines.tape.contributions._fastest import rounded
 from lightning_jd.engines.tape.contributions._lookup import Lookup
 from lightning_jd.engines.tape.contributions._matrices import Matrices
 from lightning_jd.engines.tape.contributions._one_row import OneRow
@@ -32,10 +32,8 @@ __all__ = [
     "Settled",
     "SharedActivations",
     "cross_gramian",
-    "fastest",
     "merge",
     "pieces",
     "products",
     "rounded",
-    "shared_cross_gramian",
 ]

@@ -25,9 +25,6 @@ class SumOfUses(Contribution):
 
     Where all uses can be multiplied with each other without their rows, no row is formed.
     Otherwise rows are added up in blocks, so that those of a large table are never held.
-
-    Args:
-        parts: The uses.
     """
 
     def __init__(self, parts: Sequence[Contribution]) -> None:

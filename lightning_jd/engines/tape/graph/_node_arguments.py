@@ -90,9 +90,6 @@ class Indices:
     """The values of index tensors, read on demand: the one part of a graph that is data.
 
     A plan may depend on them, so the ones that were read are part of the key of the plan.
-
-    Args:
-        nodes: The nodes of the graph.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:

@@ -42,13 +42,7 @@ def reaching_of(records: Sequence[Record], order: Sequence[int]) -> set[int]:
 
 
 def lowest(records: Sequence[Record], order: Sequence[int], nodes: Collection[int]) -> set[int]:
-    """Those of some nodes that have no other of them below.
-
-    Args:
-        records: The graph.
-        order: All nodes, parents first.
-        nodes: The nodes in question.
-    """
+    """The lowest of some nodes of a graph in ``order``: no other of them is below."""
     above: set[int] = set()  # nodes with one of the nodes at or below them
     found: set[int] = set()
     for node in reversed(order):

@@ -90,10 +90,6 @@ class Placement:
 def place(records: Sequence[Record], edge: Edge) -> Placement | None:
     """Follow an input of an operation down to a tracked parameter.
 
-    Args:
-        records: The graph.
-        edge: What the operation consumes.
-
     Returns:
         ``None`` if there is more than moved entries between the two, or no tracked parameter.
     """

@@ -64,13 +64,9 @@ class Graph(NamedTuple):
 
 
 def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
-    """List everything that the outputs depend on.
+    """List everything that the losses depend on; ``parameters`` are the tracked leaves.
 
     It runs whenever a graph may be new, so the signature is raw: records are made from it once.
-
-    Args:
-        outputs: The losses.
-        parameters: The tracked parameters.
 
     Raises:
         GraphError: If a part of the model is hidden behind reentrant checkpointing.

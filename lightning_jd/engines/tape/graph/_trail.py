@@ -62,12 +62,7 @@ class _Stop(NamedTuple):
 
 
 class Trail:
-    """What an earlier walk has met, in its order.
-
-    Args:
-        graph: The graph of that walk.
-        records: The same, as plain data.
-    """
+    """What an earlier walk has met, in its order: a graph, and the same as plain data."""
 
     def __init__(self, graph: Graph, records: Sequence[Record]) -> None:
         met = list(zip(graph.nodes, records, strict=True))
@@ -77,15 +72,7 @@ class Trail:
         self._stops = [_stop(node, record) for node, record in met]
 
     def follow(self, outputs: Sequence[Output], parameters: Sequence[Tensor]) -> list[Node] | None:
-        """The nodes below some outputs, in the order of the trail.
-
-        Args:
-            outputs: The losses.
-            parameters: The tracked parameters.
-
-        Returns:
-            ``None`` if the graph is another one.
-        """
+        """The nodes below the losses in the order of the trail; ``None`` if it is another graph."""
         if len(outputs) != len(self._roots) or not self._is_complete:
             return None
         try:

@@ -83,10 +83,6 @@ class Owners:
         ``flat // P % n``. Owners survive if their axis is merged into one new axis, or is split
         such that they depend on the position along one of the parts.
 
-        Args:
-            old: The shape that the owners are about.
-            new: The other shape.
-
         Returns:
             Owners for the new shape, or ``None`` if they are no function of one of its axes.
         """

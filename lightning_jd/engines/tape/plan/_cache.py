@@ -34,11 +34,7 @@ _PLANS = 8
 
 
 class Recent(Generic[_Value]):
-    """A table of bounded size.
-
-    Args:
-        size: How many entries to keep.
-    """
+    """A table that keeps as many entries as its size, those that were used last."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -99,11 +95,7 @@ class Standing:
 
 
 class KnownGraph:
-    """One graph, sizes included: its records and the plans for it.
-
-    Args:
-        graph: What the walk saw.
-    """
+    """One graph, sizes included: its records and the plans for it."""
 
     def __init__(self, graph: Graph) -> None:
         _, self.signature, self.roots = graph
@@ -167,11 +159,7 @@ _standing: Recent[Standing] = Recent(256)
 def known_graph(
     outputs: Sequence[Output], parameters: Sequence[Tensor]
 ) -> tuple[Graph, KnownGraph]:
-    """The graph below some outputs, and what is known of graphs that look like it.
-
-    Args:
-        outputs: The losses.
-        parameters: The tracked parameters.
+    """The graph below the losses, and what is known of graphs that look like it.
 
     Raises:
         GraphError: If a part of the model is hidden behind reentrant checkpointing.

@@ -11,7 +11,6 @@ from lightning_jd.engines.tape.rules import (  # noqa: F401  # they register the
 from lightning_jd.engines.tape.rules._broadcast import sum_of_broadcast
 from lightning_jd.engines.tape.rules._registry import (
     NotApplicableError,
-    Rule,
     Site,
     bias_slot_of,
     is_for_tasks,
@@ -24,7 +23,6 @@ from lightning_jd.engines.tape.rules._registry import (
 
 __all__ = [
     "NotApplicableError",
-    "Rule",
     "Site",
     "bias_slot_of",
     "is_for_tasks",

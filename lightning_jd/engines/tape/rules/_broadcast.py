@@ -12,10 +12,8 @@ from lightning_jd.engines.tape.rules._registry import Site, register_rule, requi
 def sum_of_broadcast(site: Site, pulled: Tensor) -> Contribution:
     """Sum, per owner, what was pulled back to the output over the axes of the broadcast.
 
-    Args:
-        site: The use.
-        pulled: The cotangent times the derivative of the output entry by the parameter entry that
-            was broadcast to it; the shape of the output.
+    ``pulled`` is the cotangent times the derivative of the output entry by the parameter entry that
+    was broadcast to it.
     """
     axis, shape = site.owners.axis, site.shape
     offset = pulled.ndim - len(shape)

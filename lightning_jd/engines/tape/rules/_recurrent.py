@@ -40,17 +40,13 @@ _layers = WeakTensorKeyDictionary()
 
 
 @register_rule(_NAME, 1, saved=_SAVED, outputs=3)
-def input_weight(site: Site) -> Contribution:
-    """Inputs meet gradients of the gates."""
-    layer = _layer(site)
-    return _product(site, layer.inputs, layer.gates)
-
-
 @register_rule(_NAME, 2, saved=_SAVED, outputs=3)
-def state_weight(site: Site) -> Contribution:
-    """States meet gradients of the gates."""
-    layer = _layer(site)
-    return _product(site, layer.states, layer.gates)
+def weight(site: Site) -> Contribution:
+    """Inputs (first weight), or states, meet gradients of the gates."""
+    layer, samples = _layer(site), _samples(site)
+    A = samples.split(layer.inputs if site.slots == (1,) else layer.states).flatten(1, 2)
+    D = samples.split_cotangent(layer.gates).flatten(1, 2)
+    return OuterProduct(A, D, site.placements[0], cotangents_first=True)
 
 
 @register_rule(_NAME, 3, saved=_SAVED, outputs=3)
@@ -59,13 +55,6 @@ def bias(site: Site) -> Contribution:
     """The sum of the gradients of the gates over time."""
     gates = _samples(site).split_cotangent(_layer(site).gates)
     return Rows(gates.sum(dim=(1, 2)), site.placements[0])
-
-
-def _product(site: Site, activations: Tensor, gates: Tensor) -> Contribution:
-    samples = _samples(site)
-    A = samples.split(activations).flatten(1, 2)
-    D = samples.split_cotangent(gates).flatten(1, 2)
-    return OuterProduct(A, D, site.placements[0], cotangents_first=True)
 
 
 def _samples(site: Site) -> Arrangement:

@@ -7,7 +7,6 @@ from functools import cached_property, partial
 from math import prod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
@@ -90,8 +89,7 @@ class ConvolutionWeight(Contribution):
 
     @override
     def rows(self) -> Tensor:
-        rows = _BY_ROWS[self._row_variant](self.x, self.D, self.geometry)
-        return self.placements[0].placed(rows)
+        return self._as_rows(self._row_variant).rows()
 
     @override
     def gradients(self, weights: Tensor) -> list[Tensor]:
@@ -149,16 +147,8 @@ class ConvolutionWeight(Contribution):
 
         Worth its memory where there are few pixels and many channels.
         """
-        m, T = self.x.shape[:2]
-        geometry = self.geometry
-        patches = F.unfold(
-            self.x.flatten(0, 1),
-            geometry.kernel[2:],
-            dilation=geometry.dilation,
-            padding=geometry.padding,
-            stride=geometry.stride,
-        )
-        A = patches.view(m, T, *patches.shape[1:]).transpose(2, 3).flatten(1, 2)
+        patches = _variants.unfolded(self.x.flatten(0, 1), self.geometry)
+        A = patches.unflatten(0, self.x.shape[:2]).transpose(2, 3).flatten(1, 2)
         return A, cotangents.flatten(3).transpose(2, 3).flatten(1, 2)
 
     @cached_property
@@ -170,9 +160,7 @@ class ConvolutionWeight(Contribution):
 
     @property
     def _lean_variant(self) -> str:
-        if not self.geometry.is_plain_2d:
-            return self._row_variant
-        return self._patch_variant
+        return self._patch_variant if self.geometry.is_plain_2d else self._row_variant
 
     @property
     def _patch_variant(self) -> str:
@@ -217,7 +205,7 @@ class ConvolutionWeight(Contribution):
         m, row_bytes = len(x), prod(geometry.kernel) * x.element_size()
         number = -(-m * row_bytes // chunk)
         if number <= 1 or geometry.transposed or geometry.groups > 1:
-            return Rows(_BY_ROWS[variant](x, D, geometry), self.placements[0]).gramian()
+            return self._as_rows(variant).gramian()
         G = D.new_zeros(m, m)
         for part in D.chunk(number, dim=2):  # output channels share nothing but the input
             narrow = geometry._replace(kernel=(part.shape[2], *geometry.kernel[1:]))

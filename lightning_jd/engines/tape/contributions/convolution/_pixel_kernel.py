@@ -13,6 +13,7 @@ pixels, of which there are far fewer. Pays for small images with many channels.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from math import prod
 
 import torch.nn.functional as F
@@ -110,24 +111,21 @@ class _Phases:
         height, width = self._output
         patches = self._new_zeros(height, width, end - begin, height, width, self._m - begin)
         for image, shifts_y, shifts_x in self._phases:
-            products = _products(image, begin, end)
-            for along_x, shift_y in _shifted(products, shifts_y, shifts_x, width):
+            # over horizontal offsets first, so that vertical ones add whole rows
+            along_x = _summed_along_x(_products(image, begin, end), shifts_x, width)
+            for shift_y in shifts_y:
                 _add_shifted(patches, along_x, shift_y, 0)
         return patches
 
 
 def _phases(x: Tensor, geometry: Geometry) -> Iterator[tuple[Tensor, list[int], list[int]]]:
     """Every stride-th pixel, with the kernel offsets that reach it, in units of the stride."""
-    (stride_y, stride_x), (kernel_y, kernel_x) = geometry.stride, geometry.kernel[2:]
-    for phase_y in range(stride_y):
-        shifts_y = _shifts(kernel_y, geometry.dilation[0], geometry.padding[0], stride_y, phase_y)
-        for phase_x in range(stride_x):
-            shifts_x = _shifts(
-                kernel_x, geometry.dilation[1], geometry.padding[1], stride_x, phase_x
-            )
-            if shifts_y and shifts_x:
-                image = x[:, :, phase_y::stride_y, phase_x::stride_x]
-                yield image.permute(2, 3, 0, 1), shifts_y, shifts_x
+    axes = geometry.kernel[2:], geometry.dilation, geometry.padding, geometry.stride
+    step_y, step_x = geometry.stride
+    for y, x_ in product(range(step_y), range(step_x)):
+        shifts_y, shifts_x = map(_shifts, *axes, (y, x_))
+        if shifts_y and shifts_x:
+            yield x[:, :, y::step_y, x_::step_x].permute(2, 3, 0, 1), shifts_y, shifts_x
 
 
 def _shifts(kernel: int, dilation: int, padding: int, stride: int, phase: int) -> list[int]:
@@ -142,19 +140,14 @@ def _products(image: Tensor, begin: int, end: int) -> Tensor:
     return (left @ right.T).view(height, width, end - begin, height, width, m - begin)
 
 
-def _shifted(
-    products: Tensor, shifts_y: list[int], shifts_x: list[int], width: int
-) -> Iterator[tuple[Tensor, int]]:
-    """Sum over horizontal offsets first, so that vertical ones add whole rows."""
+def _summed_along_x(products: Tensor, shifts: list[int], width: int) -> Tensor:
     rows, columns, left, _, _, right = products.shape
-    if shifts_x == [0] and columns == width:
-        summed = products
-    else:
-        summed = products.new_zeros(rows, width, left, rows, width, right)
-        for shift in shifts_x:
-            _add_shifted(summed, products, shift, 1)
-    for shift in shifts_y:
-        yield summed, shift
+    if shifts == [0] and columns == width:
+        return products
+    summed = products.new_zeros(rows, width, left, rows, width, right)
+    for shift in shifts:
+        _add_shifted(summed, products, shift, 1)
+    return summed
 
 
 def _add_shifted(target: Tensor, source: Tensor, shift: int, axis: int) -> None:

@@ -52,19 +52,18 @@ def depthwise(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
     return torch.stack(rows, dim=2).reshape(m, *geometry.kernel)
 
 
+def unfolded(x: Tensor, geometry: Geometry) -> Tensor:
+    """The patches of images (n, in, height, width), shape (n, numbers of a patch, pixels)."""
+    return F.unfold(x, geometry.kernel[2:], geometry.dilation, geometry.padding, geometry.stride)
+
+
 def patches_by_channel(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
     """Patches of the input, channels outermost, times the cotangent."""
     m, T = x.shape[:2]
     g, out = geometry.groups, geometry.kernel[0]
     rows = D.new_empty(m, *geometry.kernel)
     for piece in _pieces(x, D, geometry):
-        patches = F.unfold(
-            x[piece].flatten(0, 1),
-            geometry.kernel[2:],
-            dilation=geometry.dilation,
-            padding=geometry.padding,
-            stride=geometry.stride,
-        )
+        patches = unfolded(x[piece].flatten(0, 1), geometry)
         n, pixels = len(patches) // T, patches.shape[2]
         patches = patches.view(n, T, -1, pixels).transpose(1, 2).reshape(n * g, -1, T * pixels)
         part = D[piece].flatten(3).transpose(1, 2).reshape(n * g, out // g, -1)

@@ -18,7 +18,6 @@ from lightning_jd.engines.tape.owners.flow._elementwise import is_elementwise
 from lightning_jd.engines.tape.owners.flow._registry import (
     REDUCED,
     Crossing,
-    Flowed,
     UnprovenError,
     flow_of,
     is_known,
@@ -29,7 +28,6 @@ from lightning_jd.engines.tape.owners.flow._registry import (
 __all__ = [
     "REDUCED",
     "Crossing",
-    "Flowed",
     "UnprovenError",
     "flow_of",
     "is_elementwise",
