@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +12,7 @@ from torch import Tensor
 from lightning_jd.core import Pool
 from lightning_jd.engines import Losses, Objectives
 from lightning_jd.errors import ArgumentError
-
-Rows = Literal["tasks", "instances", "ranks"] | None
+from lightning_jd.surfaces._settings import RowsOption
 
 
 def loss_in(output: Any) -> Any:
@@ -21,7 +20,7 @@ def loss_in(output: Any) -> Any:
     return output.get("loss") if isinstance(output, Mapping) else output
 
 
-def unless_scalar(loss: Any, rows: Rows = None) -> Losses | None:
+def unless_scalar(loss: Any, rows: RowsOption | None = None) -> Losses | None:
     """The losses, or ``None`` if it is one scalar (or nothing), which Lightning knows to handle."""
     if loss is None or (rows != "ranks" and isinstance(loss, Tensor) and loss.ndim == 0):
         return None
@@ -39,7 +38,7 @@ def with_scalar(output: Any, value: Tensor) -> Any:
     return {**output, "loss": value} if isinstance(output, Mapping) else value
 
 
-def objectives_of(losses: Losses, rows: Rows) -> Objectives:
+def objectives_of(losses: Losses, rows: RowsOption | None) -> Objectives:
     """Read the losses as rows of the Jacobian.
 
     Args:

@@ -236,15 +236,17 @@ def _add_instances(G: Tensor, column: list[Tensor | None], other: list[Tensor | 
     k = len(column)
     b = len(G) // k
     factors = 2.0 ** (torch.arange(b, device=some.device) % 5).to(some)
-    parts = [torch.zeros_like(some) if part is None else part for part in column]
     if some.ndim == 0 or len(some) != b:
         raise GraphError(
             f"Features of instances and tasks must have one slice per instance ({b}) in dimension "
             f"0, got shape {tuple(some.shape)}. Average the losses over instances (rows='tasks')."
         )
-    D = torch.stack([part.reshape(b, -1).to(G.dtype) for part in parts], dim=1)  # (b, k, f)
-    again = [torch.zeros_like(some) if part is None else part for part in other]
-    E = torch.stack([part.reshape(b, -1).to(G.dtype) for part in again], dim=1)
+
+    def stacked(gradients: list[Tensor | None]) -> Tensor:  # shape (b, k, f)
+        known = [torch.zeros_like(some) if part is None else part for part in gradients]
+        return torch.stack([part.reshape(b, -1).to(G.dtype) for part in known], dim=1)
+
+    D, E = stacked(column), stacked(other)
     error = (E - factors.to(G.dtype)[:, None, None] * D).abs().amax()
     if bool(error > 1e-2 * E.abs().amax()):
         raise GraphError(

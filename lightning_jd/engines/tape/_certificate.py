@@ -174,11 +174,7 @@ def _suspects(
     lengths = {p: norm_of(found, [p]) for p in found}
     if not all(map(isfinite, lengths.values())):
         return None
-    kept = found.keys() - ledger.unkept
-    for parameter, part in ledger.parts_of_gradients(v, only=kept):
-        found[parameter].sub_(part.to(found[parameter].dtype))
-        del part  # the next one needs the memory
-    off = {p: found[p] for p in kept}
+    off = _off({p: found[p] for p in found.keys() - ledger.unkept}, ledger, v)
     total = length_of(ledger.G, v)
     suspects = []
     for parameters, share in components:
@@ -187,6 +183,14 @@ def _suspects(
         if look.mismatch(v, _QUICK * eps, total) is not None:
             suspects.append((parameters, share))
     return suspects
+
+
+def _off(ordinary: dict[int, Tensor], ledger: Ledger, v: Tensor) -> dict[int, Tensor]:
+    """What ordinary gradients are off from those of the tape, in their place."""
+    for parameter, part in ledger.parts_of_gradients(v, only=ordinary.keys()):
+        ordinary[parameter].sub_(part.to(ordinary[parameter].dtype))
+        del part  # the next one needs the memory
+    return ordinary
 
 
 def _apart(gradients: dict[int, Tensor]) -> dict[int, Tensor]:
@@ -209,15 +213,12 @@ def _in_batch(
 ) -> list[Mismatch] | None:
     together = [p for parameters, _ in batch for p in parameters]
     once = ordinary(v, together)
-    replayed = {p: gradient.clone() for p, gradient in once.items() if p not in ledger.unkept}
-    for parameter, part in ledger.parts_of_gradients(v, only=replayed.keys()):
-        replayed[parameter].sub_(part.to(replayed[parameter].dtype))
-        del part
+    off = _off({p: g.clone() for p, g in once.items() if p not in ledger.unkept}, ledger, v)
     looks = [
-        _Comparison(parameters, share, norm_of(once, parameters), norm_of(replayed, parameters))
+        _Comparison(parameters, share, norm_of(once, parameters), norm_of(off, parameters))
         for parameters, share in batch
     ]
-    del replayed
+    del off
     if not all(isfinite(look.ordinary) for look in looks):
         return None
     suspects, total = looks, length_of(ledger.G, v)

@@ -179,10 +179,7 @@ _NORM = (
     "`lightning_jd.doctor.replace_batch_norm(model)` puts GroupNorm in its place"
 )
 _REMEDIES = {
-    "NativeBatchNormBackward0": _NORM,
-    "CudnnBatchNormBackward0": _NORM,
-    "MiopenBatchNormBackward0": _NORM,
-    "BatchNormBackward0": _NORM,
+    **{f"{kind}BatchNormBackward0": _NORM for kind in ("Native", "Cudnn", "Miopen", "")},
     "SyncBatchNormBackward": _NORM,
     "CompiledFunctionBackward": "compiled code hides its operations; run it eagerly, with "
     '`torch.compiler.set_stance("force_eager")` around the forward pass',

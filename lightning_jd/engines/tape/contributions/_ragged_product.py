@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -62,8 +61,9 @@ class RaggedProduct(Contribution):
         return together([self._settled(weight, budget), *[part.settle(budget) for part in bias]])
 
     def _settled(self, weight: Contribution, budget: Budget) -> Settled:
-        m, n, width = self.owners.m, len(self.A), self.A.shape[1] * self.D.shape[1]
-        if n * n * sum(self._widths) <= (n + m * m) * width:
+        m, (n, i), o = self.m, self.A.shape, self.D.shape[1]
+        width = i * o
+        if n * n * (i + o) <= (n + m * m) * width:
             return Settled(self._kernel_gramian(), [weight])
         if m * width * self.A.element_size() > pieces(self.A).temporary:
             alone = RaggedProduct(self.A, self.D, self.owners, self.placements[0])
@@ -74,24 +74,15 @@ class RaggedProduct(Contribution):
             return Settled(products(rows.flatten(1)), [Rows(rows, self.placements[0])])
         return Settled(products(rows.flatten(1)), [weight])
 
-    @property
-    def _widths(self) -> tuple[int, int]:
-        return self.A.shape[1], self.D.shape[1]
-
     def _kernel_gramian(self) -> Tensor:
         K = (self.A @ self.A.T).mul_(self.D @ self.D.T)
-        S = self._members.to(K.dtype)
+        ids = self.owners.ids_on(K.device)
+        S = (torch.arange(self.m, device=K.device)[:, None] == ids).to(K.dtype)  # who owns what
         return S @ K @ S.T
-
-    @cached_property
-    def _members(self) -> Tensor:
-        """Which slice belongs to which objective, shape (m, n)."""
-        ids = self.owners.ids_on(self.A.device)
-        return torch.arange(self.owners.m, device=self.A.device)[:, None] == ids
 
     def _rows(self) -> Tensor:
         A, D = self.owners.sorted(self.A), self.owners.sorted(self.D)
-        rows = A.new_zeros(self.owners.m, *self._widths)
+        rows = A.new_zeros(self.m, A.shape[1], D.shape[1])
         for k, (begin, end) in enumerate(self.owners.bounds):
             if end > begin:
                 torch.mm(A[begin:end].T, D[begin:end], out=rows[k])

@@ -40,9 +40,6 @@ class Recent(Generic[_Value]):
         self._size = size
         self._entries: OrderedDict[Hashable, _Value] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
         """The entry for a key; made if there is none."""
         found = self.find(key)

@@ -34,12 +34,7 @@ class Survey:
         evidence: What the data of the step say, where owners depend on them.
     """
 
-    def __init__(
-        self,
-        records: tuple[Record, ...],
-        reaching: set[int],
-        evidence: Evidence,
-    ) -> None:
+    def __init__(self, records: tuple[Record, ...], reaching: set[int], evidence: Evidence) -> None:
         self.records, self.reaching = records, reaching
         self._evidence, self._probed = evidence, evidence.probed
         self.states: dict[Edge, State] = {}
@@ -76,7 +71,10 @@ class Survey:
             return  # between a parameter and its use
         if all(state in (None, Zone.SHARED) for state in states):
             for edge in self._children(record):
-                self._share(edge)
+                if (parameter := self._parameter(edge)) is not None:
+                    self.computed.add(parameter)
+                else:
+                    self.arrive(edge, Zone.SHARED)
             return
         owners = _owners(states)
         lost_at = None if owners is not None else self._lost_at.get(node, "several paths")
@@ -96,37 +94,32 @@ class Survey:
                 result = Placement(-1 - len(self.virtual), prod(shape), shape)
                 self.virtual.append(Use(node, (slot,), (result,), owners, child))
                 self.arrive(child, Zone.SHARED)
+            elif isinstance(flow := flowed[slot], Owners):
+                self.arrive(child, flow)
             else:
-                flow = flowed[slot]
-                if not isinstance(flow, Owners):
-                    self._lost_at.setdefault(child.node, lost_at or record.name)
-                    if owners is not None and not self._is_mixed(node, child):
-                        self.frontier.add(child)
-                self.arrive(child, flow if isinstance(flow, Owners) else Zone.UNPROVEN)
+                self._lose(child, lost_at or record.name, owners is None or node in self._crossed)
 
     def _children(self, record: Record) -> list[Edge]:
         return [c for c in record.inputs if c is not None and c.node in self.reaching]
 
-    def _share(self, child: Edge) -> None:
-        record = self.records[child.node]
-        if record.name == LEAF:
-            assert isinstance(record.facts, int)
-            self.computed.add(record.facts)
-        else:
-            self.arrive(child, Zone.SHARED)
+    def _parameter(self, edge: Edge) -> int | None:
+        record = self.records[edge.node]
+        return record.facts if record.name == LEAF and isinstance(record.facts, int) else None
 
     def _give_up(self, record: Record) -> None:
         for child in self._children(record):
-            below = self.records[child.node]
-            if below.name == LEAF:
-                assert isinstance(below.facts, int)
-                self.opaque.add(below.facts)
-                self.culprits[below.facts] = record.name
+            if (parameter := self._parameter(child)) is not None:
+                self.opaque.add(parameter)
+                self.culprits[parameter] = record.name
             else:
-                self._lost_at.setdefault(child.node, record.name)
-                if child not in self._probed:
-                    self.frontier.add(child)
-                self.arrive(child, Zone.UNPROVEN)
+                self._lose(child, record.name)
+
+    def _lose(self, child: Edge, operation: str, is_known: bool = False) -> None:
+        """Owners are lost in an operation, which a pass from the losses may have shown already."""
+        self._lost_at.setdefault(child.node, operation)
+        if not is_known and child not in self._probed:
+            self.frontier.add(child)
+        self.arrive(child, Zone.UNPROVEN)
 
     def _flow(self, node: int, owners: Sequence[Owners | None]) -> Sequence[object]:
         record = self.records[node]
@@ -155,10 +148,6 @@ class Survey:
         if child is None or child.node not in self.reaching or child in self._probed:
             return False
         return self.records[child.node].name != NESTED and place(self.records, child) is None
-
-    def _is_mixed(self, node: int, child: Edge) -> bool:
-        """Whether an experiment has shown that the owners of an input mix."""
-        return node in self._crossed or child in self._probed
 
 
 def _is_static(record: Record) -> bool:

@@ -11,7 +11,6 @@ from lightning_jd.engines.tape.owners.flow._registry import (
     Crossing,
     Flowed,
     UnprovenError,
-    prove,
     register_flow,
 )
 
@@ -41,13 +40,6 @@ def is_elementwise(name: str) -> bool:
 def elementwise(at: Crossing) -> Sequence[Flowed]:
     """Entry q of an input is broadcast to some entries of the output, and matters to these only."""
     return [broadcast(at.only, at.shapes[0], shape) for shape in at.inputs]
-
-
-@register_flow("RegisterPostBackwardFunctionBackward")
-def passed_on(at: Crossing) -> Sequence[Flowed]:
-    """The inputs themselves, as ``fully_shard`` marks those of the modules that it gathers."""
-    prove(len(at.owners) == len(at.inputs))
-    return list(at.owners)
 
 
 def broadcast(owners: Owners, output: Shape, shape: Shape | None) -> Flowed:

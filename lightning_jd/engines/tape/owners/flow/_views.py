@@ -72,10 +72,11 @@ def as_strided(at: Crossing) -> Sequence[Flowed]:
     raise UnprovenError
 
 
-@register_flow("BackwardHookFunctionBackward")
-def hooked(at: Crossing) -> Sequence[Flowed]:
-    """What ``register_full_backward_hook`` puts around a module: output k is input k."""
-    prove(list(at.shapes) == list(at.inputs))
+@register_flow("BackwardHookFunctionBackward", "RegisterPostBackwardFunctionBackward")
+def passed_on(at: Crossing) -> Sequence[Flowed]:
+    """What a hook of a module, or ``fully_shard``, puts around it: output k is input k."""
+    prove(len(at.owners) == len(at.inputs))
+    prove(all(shape in (None, own) for shape, own in zip(at.inputs, at.shapes, strict=True)))
     return list(at.owners)
 
 
