@@ -17,13 +17,7 @@ _under_way = WeakTensorKeyDictionary()
 
 
 class _Flags:
-    """Losses and squared lengths of gradients, copied to the host while the device goes on.
-
-    Args:
-        numbers: The losses, shape (m,), if they are known, and one diagonal of a Gramian per group.
-        names: The names of the objectives.
-        has_losses: Whether the losses are there.
-    """
+    """Losses and squared lengths of gradients, copied to the host while the device goes on."""
 
     def __init__(self, numbers: Sequence[Tensor], names: Sequence[str], has_losses: bool) -> None:
         together = torch.cat([each.reshape(-1) for each in numbers])
@@ -42,14 +36,13 @@ class _Flags:
         if all(map(math.isfinite, numbers)):
             return
         rows = [numbers[k : k + m] for k in range(0, len(numbers), m)]
-        losses, gradients = (rows[:1], rows[1:]) if self._has_losses else ([], rows)
-        what = "Losses" if any(not math.isfinite(x) for row in losses for x in row) else "Gradients"
-        looked_at = losses if what == "Losses" else gradients
-        bad = [
-            name
-            for i, name in enumerate(self._names)
-            if any(not math.isfinite(row[i]) for row in looked_at)
-        ]
+        what = "Gradients"
+        if self._has_losses:
+            losses, *rows = rows
+            if not all(map(math.isfinite, losses)):
+                what, rows = "Losses", [losses]
+        by_name = zip(self._names, zip(*rows, strict=True), strict=True)
+        bad = [name for name, each in by_name if not all(map(math.isfinite, each))]
         shown = ", ".join(map(repr, bad[:10])) + (", ..." if len(bad) > 10 else "")
         raise NonFiniteError(
             f"One step earlier: {what} must be finite, got NaN or infinity in those of {len(bad)} "

@@ -110,7 +110,7 @@ class Probe:
             return None  # saved tensors that are recomputed are given out once per pass
         passes = [
             local_vjp(described, _cotangents(described, owners, exponents))
-            for exponents in (np.zeros(len(self._losses)), *self._code.exponents)
+            for exponents in self._code.exponents
         ]
         return [
             None if shape is None else self._code.owners(*[_fitted(g, shape) for g in gradients])
@@ -124,16 +124,13 @@ class Probe:
             # losses of one instance might cancel each other: weigh them at random
             numbers = _random.uniform(0.5, 1.5, self._losses.shape[1])
             weights = weights * torch.as_tensor(numbers, dtype=weights.dtype, device=weights.device)
-        passes = [self._pass(weights, edges)]
+        targets = [GradientEdge(self._graph.nodes[node], output) for node, output in edges]
+        passes = []
         for exponents in self._code.exponents:
             factors = torch.as_tensor(2.0**exponents, dtype=weights.dtype, device=weights.device)
             coded = weights * (factors if weights.ndim == 1 else factors.unsqueeze(1))
-            passes.append(self._pass(coded, edges))
+            passes.append(gradients_of([self._losses], [coded], targets))
         return [self._code.owners(*gradients) for gradients in zip(*passes, strict=True)]
-
-    def _pass(self, weights: Tensor, edges: Sequence[Edge]) -> Sequence[Tensor | None]:
-        targets = [GradientEdge(self._graph.nodes[node], output) for node, output in edges]
-        return gradients_of([self._losses], [weights], targets)
 
 
 def _cotangents(
@@ -187,7 +184,8 @@ class _Code:
         digits = 1
         while alphabet.base**digits < m:
             digits += 1
-        self.exponents: list[Ids] = []
+        #: Of all losses, pass by pass: the first one is without codes.
+        self.exponents: list[Ids] = [np.zeros(m, dtype=np.int64)]
         for digit in range(digits):
             exponents = self._numbers // alphabet.base**digit % alphabet.base + alphabet.lowest
             # Zero is none of them: what does not depend on the scale at all (a sign) has no owner.
