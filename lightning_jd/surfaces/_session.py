@@ -119,7 +119,8 @@ class Session:
         self.seen = Seen.of(objectives)
         name = kwargs.pop("name", "")
         named = _parameters(module, args, kwargs)
-        before, place = self.report, _place(module.trainer)
+        before, trainer = self.report, module.trainer
+        place = f"batch {trainer.fit_loop.batch_idx} of epoch {trainer.current_epoch}"
         try:
             with full_precision(strategy.root_device), explained_compile_errors():
                 keep = bool(kwargs.get("retain_graph"))
@@ -129,7 +130,7 @@ class Session:
         self.steps += 1
         if self.report is not None and self.report is not before:  # not in the middle of a step
             self.skipped.add(self.report, objectives.kind, place)
-            name = name or optimizer_of(named, module.trainer)
+            name = name or optimizer_of(named, trainer)
             self.updates.append(Pass(name, self.report, self.seen))
         if self.report is not None and self._announce is not None:
             slow, kind = self._eager.still_slow(self.report.slow), objectives.kind
@@ -233,10 +234,6 @@ class Session:
             return objectives.shown()
         finite = torch.isfinite(values)  # no index, for which a device would be waited for
         return torch.where(finite, values, 0).sum() / finite.sum()
-
-
-def _place(trainer: Any) -> str:
-    return f"batch {trainer.fit_loop.batch_idx} of epoch {trainer.current_epoch}"
 
 
 def _parameters(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NamedParameters:

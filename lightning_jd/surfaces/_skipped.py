@@ -24,13 +24,7 @@ class Skipped:
         self._start_epoch()
 
     def add(self, report: Report, kind: str, place: str) -> None:
-        """Count what was left out of an update, and warn at the first time.
-
-        Args:
-            report: The update.
-            kind: What the objectives are.
-            place: The batch and the epoch, in words.
-        """
+        """Count what was left out of an update, and warn of the first, with its place in words."""
         self._steps += 1
         self._trained_steps += bool(report.names)
         self._here += len(report.skipped)

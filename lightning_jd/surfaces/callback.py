@@ -117,9 +117,10 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
             return
         self._check_alone(trainer, pl_module)
         check_supported(trainer, pl_module, self.settings)
-        self._skipped = Skipped(self.skipped)
-        if trainer.global_step == 0:  # a new run; one that is resumed loads its state later
-            self._restart()
+        is_new = trainer.global_step == 0  # a run that is resumed loads its state later
+        if is_new:
+            self.settings.aggregator.load_state_dict(deepcopy(self._fresh))
+        self._skipped = Skipped(0 if is_new else self.skipped)
         strategy = trainer.strategy
         session = self._session = Session(self.settings, type(self)._inform, self._skipped)
         self._patch = Patch(
@@ -228,10 +229,6 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
                 "one of: the callback JacobianDescent, the strategy 'jd' or 'jd_ddp', the flag "
                 "`jacobian_descent` of the module."
             )
-
-    def _restart(self) -> None:
-        self.settings.aggregator.load_state_dict(deepcopy(self._fresh))
-        self._skipped = Skipped()
 
     def _before_strategy_teardown(self, original: Callable[[], None]) -> None:
         self._undo()

@@ -30,15 +30,9 @@ class Lookup(Contribution):
 
     @override
     def gramian(self) -> Tensor:
-        m, T, d = self.D.shape
         used, place = torch.unique(self.index, return_inverse=True)
-        if m * len(used) <= m * T * m:  # gradients of the used entries against m T × m T products
-            rows = _added_up(place, self.D, len(used)).view(m, -1)
-            return rows @ rows.T
-        flat, place = self.D.reshape(m * T, d), place.reshape(-1)
-        products = (flat @ flat.T) * (place[:, None] == place[None, :])
-        gramian: Tensor = products.view(m, T, m, T).sum((1, 3))
-        return gramian
+        rows = _added_up(place, self.D, len(used)).view(self.m, -1)
+        return rows @ rows.T
 
     @override
     def rows(self) -> Tensor:

@@ -26,7 +26,8 @@ RESHAPES = {
     *["ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0"],
     *["UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"],
 }
-_SAME_ORDER = {*RESHAPES, "ToCopyBackward0", "CloneBackward0"}
+_COPIES = {"ToCopyBackward0", "CloneBackward0"}
+_SAME_ORDER = RESHAPES | _COPIES
 _SPLITS = {
     *["SplitBackward0", "SplitWithSizesBackward0", "UnsafeSplitBackward0", "ChunkBackward0"],
     *["UnsafeSplitWithSizesBackward0", "UnsafeChunkBackward0"],
@@ -98,7 +99,7 @@ def place(records: Sequence[Record], edge: Edge) -> Placement | None:
     while record.name != LEAF:
         if len(record.inputs) != 1 or (child := record.inputs[0]) is None:
             return None
-        if record.name not in _SAME_ORDER and record.name not in _MOVES:
+        if record.name not in _MOVES:
             return None
         chain.append((record, edge.output))
         edge, record = child, records[child.node]
@@ -113,7 +114,7 @@ def place(records: Sequence[Record], edge: Edge) -> Placement | None:
         return Placement(parameter, prod(source), shape, transposed=True)
     positions = np.arange(prod(source)).reshape(source)
     for step, output in reversed(chain):
-        positions = _moved(positions, step, output)
+        positions = _MOVES[step.name](positions, step.facts, step.shapes, output)
     return Placement(parameter, prod(source), shape, where=positions.reshape(-1))
 
 
@@ -126,12 +127,6 @@ def _swaps_matrix(record: Record, output: int) -> bool:
         first, second = (int(dim) % 2 for dim in record.facts)
         return first != second
     return False
-
-
-def _moved(positions: Ids, record: Record, output: int) -> Ids:
-    if record.name in _SAME_ORDER:
-        return positions.reshape(record.shapes[output])
-    return _MOVES[record.name](positions, record.facts, record.shapes, output)
 
 
 def _slice(x: Ids, facts: Any, *_: Any) -> Ids:
@@ -148,6 +143,7 @@ def _split(x: Ids, facts: Any, shapes: Sequence[Shape], output: int) -> Ids:
 #: Positions in the input of a view, its arguments, the shapes of its outputs, and which of these
 #: is asked for -> positions in that output.
 _MOVES: dict[str, Callable[[Ids, Any, Sequence[Shape], int], Ids]] = {
+    **dict.fromkeys(_SAME_ORDER, lambda x, _, shapes, output: x.reshape(shapes[output])),
     "TBackward0": lambda x, *_: x.T,
     "TransposeBackward0": lambda x, facts, *_: x.swapaxes(*facts),
     "PermuteBackward0": lambda x, facts, *_: x.transpose(facts[0]),
@@ -159,7 +155,7 @@ _MOVES: dict[str, Callable[[Ids, Any, Sequence[Shape], int], Ids]] = {
 
 
 #: Operations whose results have no memory of their own.
-VIEWS = frozenset({*RESHAPES, *_MOVES, "ExpandBackward0"})
+VIEWS = frozenset(_MOVES) - _COPIES | {"ExpandBackward0"}
 
 
 def overlap(placements: Sequence[Placement]) -> bool:

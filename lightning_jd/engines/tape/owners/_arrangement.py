@@ -78,19 +78,12 @@ class Arrangement:
 
     def weights(self, w: Tensor) -> Tensor:
         """The weight of the owner of each slice, zero for nobody, one entry per slice."""
-        if self.regular is not None:
-            outer, inner = self.regular
-            return w if outer == inner == 1 else w.repeat_interleave(inner).repeat(outer)
         padded = torch.cat([w, w.new_zeros(1)])
         return padded[self.ids_on(w.device)]
 
     def ids_on(self, device: torch.device) -> Tensor:
         """The owner of each slice, as a tensor."""
         return self._ids.on(device)
-
-    def present(self) -> list[int]:
-        """The owners of at least one slice."""
-        return [int(owner) for owner in np.unique(self.ids) if owner != NOBODY]
 
     @cached_property
     def _order(self) -> Constant:

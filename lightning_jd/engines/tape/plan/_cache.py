@@ -112,12 +112,7 @@ class KnownGraph:
         return not (asked.read or asked.probed or asked.crossed)
 
     def plan(self, evidence: Evidence, demoted: frozenset[int] = frozenset()) -> Plan:
-        """The plan for this graph.
-
-        Args:
-            evidence: What the data of this step say.
-            demoted: Parameters that must not be claimed.
-        """
+        """The plan for this graph and the data of this step; demoted parameters are not claimed."""
         found = self._plans.find(self._key(evidence, demoted))
         if found is None:
             found = make_plan(self.records, self.roots, evidence, demoted, self.kind)

@@ -14,7 +14,6 @@ from lightning_jd.engines.tape.graph import (
     LEAF,
     Edge,
     Record,
-    Shape,
     lowest,
     parents_first,
     reaching_of,
@@ -129,12 +128,7 @@ def make_plan(
 ) -> Plan:
     """Follow the owners from the losses down to the parameters.
 
-    Args:
-        records: The graph.
-        roots: The outputs that are differentiated.
-        evidence: What the data of this step say; what matters is looked up.
-        demoted: Parameters that must not be claimed.
-        kind: The same for graphs that differ in sizes only.
+    What matters of the evidence is looked up; demoted parameters are not claimed.
     """
     order = parents_first(records, [edge.node for edge in roots])
     reaching = reaching_of(records, order)
@@ -160,12 +154,8 @@ def _sorted_out(
     roots: tuple[Edge, ...],
 ) -> Plan:
     records = survey.records
-    mixed = {
-        k for use in (*survey.uses, *survey.virtual) if use.owners is None for k in use.parameters
-    }
-    if any(parameter < 0 for parameter in mixed):  # the result of a computation on parameters
-        mixed |= survey.computed
-    by_rows = demoted | survey.opaque | {parameter for parameter in mixed if parameter >= 0}
+    mixed = {k for use in survey.uses if use.owners is None for k in use.parameters}
+    by_rows = demoted | survey.opaque | mixed
     reached = {records[node].facts for node in survey.reaching if records[node].name == LEAF}
     computed = survey.computed - by_rows
     placed = [use for use in survey.uses if use.placements[0].parameter not in by_rows]
@@ -206,14 +196,11 @@ def _arrangement(use: Use, records: Sequence[Record], m: int) -> Arrangement | N
     output, first = next(iter(used.items()))
     if any(not np.array_equal(owners.ids, first.ids) for owners in used.values()):
         return None
-    along = _along_some_axis(first, records[use.node].shapes[output])
-    return None if along is None else Arrangement(along, m)
-
-
-def _along_some_axis(owners: Owners, shape: Shape) -> Owners | None:
-    if owners.axis is not None:
-        return owners
-    return Owners(0, np.repeat(owners.ids, shape[0])) if shape else None
+    if first.axis is None:
+        if not (shape := records[use.node].shapes[output]):
+            return None
+        first = Owners(0, np.repeat(first.ids, shape[0]))
+    return Arrangement(first, m)
 
 
 def _sparse(survey: Survey) -> frozenset[int]:

@@ -41,12 +41,7 @@ class Trunk:
 def find_trunk(
     records: Sequence[Record], order: Sequence[int], roots: Sequence[Edge]
 ) -> Trunk | None:
-    """Tell heads and trunk apart.
-
-    Args:
-        records: The graph.
-        order: Its nodes, parents first.
-        roots: One per task.
+    """Tell heads and trunk apart in a graph with one root per task.
 
     Returns:
         ``None`` if losses of several tasks come out of one operation, or nothing is shared.

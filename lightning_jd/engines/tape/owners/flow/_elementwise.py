@@ -43,13 +43,7 @@ def elementwise(at: Crossing) -> Sequence[Flowed]:
 
 
 def broadcast(owners: Owners, output: Shape, shape: Shape | None) -> Flowed:
-    """Owners of an input of this shape that was broadcast to the output.
-
-    Args:
-        owners: The owners of the output.
-        output: The shape of the output.
-        shape: The shape of the input; ``None`` if it needs no gradient.
-    """
+    """Owners of an input that was broadcast to the output; it has no shape without a gradient."""
     if owners.axis is None:
         raise UnprovenError
     if shape is None or len(shape) > len(output):
