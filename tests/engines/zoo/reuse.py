@@ -25,6 +25,12 @@ def convolution_called_at_three_resolutions() -> Built:
 
 
 @case
+def convolution_called_twice_at_one_resolution() -> Built:
+    layer = nn.Conv2d(3, 3, 3, padding=1)
+    return per_instance(layer(layer(torch.randn(BATCH, 3, 5, 5)).tanh())), named(layer)
+
+
+@case
 def norm_called_twice() -> Built:
     norm, layer = nn.LayerNorm(4), nn.Linear(4, 4)
     return per_instance(norm(layer(norm(torch.randn(BATCH, 3, 4))))), named(norm, layer)
