@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from itertools import chain
 from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -110,9 +109,15 @@ class Settled(NamedTuple):
 
 def together(parts: Iterable[Settled]) -> Settled:
     """Contributions to several parameters as one."""
-    gramians, kept, short = zip(*parts, strict=True)
-    known = [gramian for gramian in gramians if gramian is not None]
-    return Settled(reduce(add, known) if known else None, [*chain(*kept)], [*chain(*short)])
+    total: Tensor | None = None
+    kept: list[Contribution] = []
+    short: list[Rows] = []
+    for part in parts:
+        if part.gramian is not None:
+            total = part.gramian if total is None else total + part.gramian
+        kept += part.kept
+        short += part.short
+    return Settled(total, kept, short)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -62,12 +62,17 @@ class OuterProduct(Contribution):
         cotangents_first: bool,
     ) -> None:
         self.placements = (placement,) if bias is None else (placement, bias)
-        self.A, self.D, self.m = activations, cotangents, len(activations)
+        self.A, self.D = activations, cotangents
         self.cotangents_first = cotangents_first
 
     @property
     def _has_bias(self) -> bool:
         return len(self.placements) > 1
+
+    @cached_property
+    @override
+    def m(self) -> int:
+        return len(self.A)
 
     @override
     def gramian(self) -> Tensor:
