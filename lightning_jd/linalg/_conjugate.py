@@ -9,6 +9,8 @@ The steps are taken in float32; ``w`` is computed afresh, in the precision of ``
 burst of them. So every burst gains digits also in float64 (iterative refinement).
 """
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -33,12 +35,15 @@ class ConjugateGradients:
     def __init__(self, C: Tensor, Q: Tensor, v: Tensor) -> None:
         self._C, self._q = C, Q
         self._single = C.to(torch.float32)
-        self._precondition = Deflation(self._single)
         self.z = v.clamp(min=0).to(C.dtype)
         self._inside = v.clone().gt_(0)  # ones and zeros: cheaper than masks
         self._direction = torch.zeros_like(v)
         self._square = torch.ones_like(v[:, :1])
         self._unchanged = torch.zeros_like(v[:, :1])
+
+    @cached_property
+    def _precondition(self) -> Deflation:
+        return Deflation(self._single)
 
     @property
     def positive(self) -> Tensor:

@@ -7,7 +7,7 @@ here, for a well-conditioned matrix. What they cannot solve goes to
 """
 
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,10 +16,9 @@ from numpy.typing import DTypeLike, NDArray
 from lightning_jd.linalg import _least_squares, _pivoting, _stages
 from lightning_jd.linalg._arrays import Array, Mask, is_positive_definite
 from lightning_jd.linalg._lapack import inverse
+from lightning_jd.linalg._principal import PrincipalSystems, Rows
 from lightning_jd.linalg._products import solve_by_products
 from lightning_jd.linalg._single import exchange
-
-Rows: TypeAlias = NDArray[np.intp] | slice
 
 ALL = slice(None)
 MASKED = 16  # up to this m, systems of full size with rows of the identity beat gathering
@@ -30,7 +29,6 @@ FEW = 4  # so many are finished one by one in any round, unless systems are mask
 # tolerances of SINGLE, and in float64.
 PRODUCTS, EXACT_PRODUCTS = 96, 200
 SINGLE = 5e-7
-NUMBERS = 500  # rows times unknowns in one batch of systems
 
 # The guess. Small problems take few iterations; above FIXED it pays to look when to stop.
 MASKED_RHO, RHO = 0.8, 0.6
@@ -88,12 +86,10 @@ def _many(C: Array, Q: Array, tolerance: float) -> Solved:
     matrix = torch.from_numpy(C).to(dtype)
     sides = matrix if Q is C else torch.from_numpy(Q).to(dtype)
     found = solve_by_products(matrix, sides, tolerance)
-    if found is None:
-        return _solved(*_pivot(C, Q, _slow_guess(C, Q)))
     Z, residual = found.Z.numpy(), found.residual
     if len(found.left) > 0:
         rows = found.left.numpy()
-        rest = _solved(*_pivot(C, Q[rows], found.positive.numpy()))
+        rest = _solved(*_pivot(C, Q if len(rows) == len(Q) else Q[rows], found.positive.numpy()))
         Z = Z.astype(np.float64, copy=False)
         Z[rows], residual = rest.Z, max(residual, rest.residual)
     return Solved(Z, residual)
@@ -161,18 +157,12 @@ def _pivot(C: Array, Q: Array, positive: Mask) -> tuple[Array, Array]:
 
     Rows that do not finish at all are left with entries of the wrong sign.
     """
-    if len(C) <= MASKED:
-        return _rounds(_Masked(C, Q), C, Q, positive)
-    majority = np.count_nonzero(positive, axis=0) > 0.5 * len(Q)
-    order = np.argsort(~majority, kind="stable")
-    systems = _Gathered(C, Q, order, int(np.count_nonzero(majority)))
-    Z, W = _rounds(systems, systems.C, Q.take(order, axis=1), positive.take(order, axis=1))
-    back = np.argsort(order)
-    return Z.take(back, axis=1), W.take(back, axis=1)
+    systems = _Masked(C, Q) if len(C) <= MASKED else PrincipalSystems(C, Q, positive)
+    return _rounds(systems, C, Q, positive)
 
 
 def _rounds(
-    systems: "_Masked | _Gathered", C: Array, Q: Array, positive: Mask
+    systems: "_Masked | PrincipalSystems", C: Array, Q: Array, positive: Mask
 ) -> tuple[Array, Array]:
     Z = z = systems.solve(ALL, positive)
     W = w = z @ C
@@ -213,66 +203,3 @@ class _Masked:
         A = np.where(positive[:, :, None] & positive[:, None, :], self.C, self.identity)
         b = self.Q[rows] * positive
         return cast(Array, np.linalg.solve(A, b[:, :, None])[:, :, 0])
-
-
-class _Gathered:
-    """The NumPy twin of :class:`lightning_jd.linalg._pivoting.PrincipalSystems`.
-
-    Objectives are in the given order: the set S that all rows share consists of the first
-    ``shared`` ones.
-    """
-
-    def __init__(self, C: Array, Q: Array, order: NDArray[np.intp], shared: int) -> None:
-        m, k = len(C), shared
-        self.shared, self.C = k, C.take(order, axis=0).take(order, axis=1)
-        # One more row and column of zeros: the index m fills up systems that are short.
-        self.matrix, self.sides = np.zeros((m + 1, m + 1)), np.zeros((len(Q), m + 1))
-        M = self.matrix[:m, :m]
-        M[:] = self.C
-        if k == 0:
-            self.sides[:, :m] = Q.take(order, axis=1)
-            return
-        B = self.C[:k, k:]
-        T = inverse(self.C[:k, :k])
-        TB = T @ B
-        M[:k, :k], M[:k, k:], M[k:, :k] = T, -TB, TB.T
-        M[k:, k:] -= B.T @ TB
-        if Q is C:  # UPGrad: the rows of C are solved by those of the identity
-            self.sides[order[:k], np.arange(k)] = -1
-            self.sides[order[k:], :m] = M[k:] * np.where(np.arange(m) < k, -1.0, 1.0)
-        else:
-            R = Q.take(order, axis=1)
-            self.sides[:, :k] = R[:, :k] @ -T
-            self.sides[:, k:m] = R[:, k:] - R[:, :k] @ TB
-
-    def solve(self, rows: Rows, positive: Mask) -> Array:
-        m, k = len(self.C), self.shared
-        differs = positive.copy()
-        differs[:, :k] ^= True
-        sizes = np.count_nonzero(differs, axis=1)
-        sides = self.sides[rows]
-        exchanged = np.zeros_like(sides)
-        # Sorted by size and cut into a few batches, so that little is padding.
-        ranking = np.argsort(sizes)
-        sizes = sizes[ranking]
-        stop, entries = np.cumsum(sizes).tolist(), differs[ranking].nonzero()[1]
-        stride = max(1, NUMBERS // max(1, int(sizes[-1])))
-        for start in range(0, len(sizes), stride):
-            end = min(start + stride, len(sizes))
-            size = int(sizes[end - 1])
-            if size == 0:
-                continue
-            full = np.arange(size) < sizes[start:end, None]
-            D = np.full(full.shape, m)
-            D[full] = entries[stop[start] - sizes[start] : stop[end - 1]]
-            A = self.matrix.take((D * (m + 1))[:, :, None] + D[:, None, :])
-            A.reshape(len(A), -1)[:, :: size + 1] += ~full
-            places = ranking[start:end, None] * (m + 1) + D
-            solution = np.linalg.solve(A, sides.take(places)[:, :, None])
-            exchanged.put(places, solution)
-        Z = np.negative(exchanged[:, :m])
-        if k > 0:
-            Z[:, :k] = Z @ self.matrix[:k, :m].T
-            Z[:, :k] += sides[:, :k]
-        Z *= positive
-        return Z

@@ -16,6 +16,7 @@ Real = TypeVar("Real", np.float32, np.float64)
 class Routines(NamedTuple):
     """The compiled functions that tiny problems are made of."""
 
+    dgesv: Callable[..., Any]
     dposv: Callable[..., Any]
     dpotrf: Callable[..., Any]
     dtrtri: Callable[..., Any]
@@ -31,6 +32,7 @@ def routines() -> Routines:
     from scipy.optimize import nnls  # type: ignore[import-untyped]  # no stubs
 
     return Routines(
+        dgesv=lapack.dgesv,
         dposv=lapack.dposv,
         dpotrf=lapack.dpotrf,
         dtrtri=lapack.dtrtri,
