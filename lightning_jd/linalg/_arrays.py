@@ -3,11 +3,13 @@
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
 
+SMALL = 64**3  # multiplications that NumPy makes with one thread
 MODERATE = (1e-290, 1e290)  # no sum or square root of these overflows or loses digits
 
 
@@ -40,6 +42,13 @@ def unit_diagonal(G: Array, reg: float, underflow: float) -> UnitDiagonalArray:
         np.clip(C, -1, 1, out=C)
     C.flat[:: m + 1] = 1
     return UnitDiagonalArray(C, d, inverse)
+
+
+def product(A: Array, B: Array) -> Array:
+    """``A @ B``, large ones by torch: its threads and those of NumPy wait for each other."""
+    if A.size * B.shape[1] <= SMALL:
+        return A @ B
+    return torch.mm(torch.from_numpy(A), torch.from_numpy(B)).numpy()
 
 
 def is_positive_definite(C: Array, least: float) -> bool:

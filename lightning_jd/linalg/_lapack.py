@@ -8,9 +8,12 @@ from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Real = TypeVar("Real", np.float32, np.float64)
+
+LARGE = 64  # above, OpenBLAS uses threads, which those of torch would have to wait for
 
 
 class Routines(NamedTuple):
@@ -48,6 +51,8 @@ def inverse(A: NDArray[Real]) -> NDArray[Real]:
     Raises:
         LinAlgError: If it is not positive definite.
     """
+    if len(A) > LARGE:
+        return _inverse_by_torch(A)
     known = routines()
     single = A.dtype == np.float32
     factorise, invert = (known.spotrf, known.strtri) if single else (known.dpotrf, known.dtrtri)
@@ -58,4 +63,12 @@ def inverse(A: NDArray[Real]) -> NDArray[Real]:
     # ``dpotri``, which does the rest, wakes all threads of OpenBLAS even for 24 unknowns.
     root, _ = invert(factor, lower=1, overwrite_c=1)
     full: NDArray[Real] = root.T @ root
+    return full
+
+
+def _inverse_by_torch(A: NDArray[Real]) -> NDArray[Real]:
+    factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(A))
+    if failed:
+        raise np.linalg.LinAlgError
+    full: NDArray[Real] = torch.cholesky_inverse(factor).T.numpy()  # symmetric: stored by rows
     return full

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_jd.linalg._arrays import Array, Mask
+from lightning_jd.linalg._arrays import Array, Mask, product
 from lightning_jd.linalg._lapack import inverse, routines
 
 Rows: TypeAlias = NDArray[np.intp] | slice
@@ -88,8 +88,8 @@ class PrincipalSystems:
         S, back = order[:k], np.argsort(order)
         M = _block(C, order, order)
         T, B = inverse(np.ascontiguousarray(M[:k, :k])), M[:k, k:].copy()
-        TB = T @ B
-        M[k:, k:] -= B.T @ TB
+        TB = product(T, B)
+        M[k:, k:] -= product(np.ascontiguousarray(B.T), TB)
         M[:k, :k], M[:k, k:], M[k:, :k] = T, TB, -TB.T
         self._transposed = _block(M, back, back)
         if Q is C:  # UPGrad: the rows of C are solved by those of the identity
@@ -128,7 +128,7 @@ class PrincipalSystems:
         Z.put(places, np.negative(solutions, out=solutions))
         if self._shared is None:
             return Z
-        Z = np.where(self._shared, sides + Z @ M, Z)
+        Z = np.where(self._shared, sides + product(Z, M), Z)
         Z *= positive
         return Z
 
