@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,15 @@ def test_a_process_that_dies_is_told() -> None:
         apart(die)
 
 
+@pytest.fixture
+def heeded_ctrl_c() -> Iterator[None]:
+    """A job in the background of a shell begins with SIGINT ignored, and Python leaves it so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded_ctrl_c")
 def test_ctrl_c_ends_the_other_process(tmp_path: Path) -> None:
     note = tmp_path / "pid"
 
