@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import tempfile
 from collections.abc import Callable, Mapping
@@ -197,6 +198,11 @@ def _enter(
             results.put(found)
     finally:
         dist.destroy_process_group()
+    results.close()
+    results.join_thread()
+    # Now and then a thread of torch aborts a process that ends in the ordinary way, and the others
+    # with it.
+    os._exit(0)
 
 
 def measure_here(case: Case, processes: int, repeats: int) -> dict[str, Value]:
