@@ -111,11 +111,11 @@ class _Step:
                 reached = [tensor for _, tensor in self.rows.selected]
                 return Update([Part(reached, [])], self.rows.shown(), self.report(), combined)
             found = self.gradients()
-        later = self.rows.later
-        if not (found or later) and self.rows.pool.size == 1 and self.rows.layout.m:
+        deferred = self.rows.deferred
+        if not (found or deferred) and self.rows.pool.size == 1 and self.rows.layout.m:
             raise nothing_reached(len(tensors))
         parts = [Part([tensors[name] for name in found], list(found.values()))] if found else []
-        parts += [Part([tensors[name] for name in names], compute) for names, compute in later]
+        parts += [Part([tensors[name] for name in names], compute) for names, compute in deferred]
         return Update(parts, self.rows.shown(), self.report())
 
     def lap(self, name: str) -> None:

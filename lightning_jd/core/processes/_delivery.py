@@ -15,8 +15,8 @@ from lightning_jd.engines import NamedParameters
 Gradients = dict[str, Tensor]
 
 
-class Later(NamedTuple):
-    """Gradients that are computed when those before them have been delivered.
+class Deferred(NamedTuple):
+    """Gradients of some parameters, computed when those before them have been delivered.
 
     Attributes:
         names: The parameters.
@@ -32,7 +32,7 @@ class Delivery(NamedTuple):
 
     Attributes:
         everywhere: Every process must deliver the gradient of every parameter that some process
-            reaches. Otherwise only of those that its own losses selection.
+            reaches. Otherwise only of those that its own losses reach.
         averaged: The mean over processes is taken later, as DistributedDataParallel does. Then the
             rows of other processes need not be added here, which saves as much traffic as ordinary
             training has. Otherwise the gradient is complete, and a mean of equals changes nothing.
@@ -61,7 +61,7 @@ def delivered(
     own: Gradients,
     complete: Gradients,
     delivery: Delivery,
-    later: Container[str] = (),
+    deferred: Container[str] = (),
 ) -> Gradients:
     """The gradients that this process delivers.
 
@@ -72,7 +72,7 @@ def delivered(
             over processes, or mean if that is what will be taken, is the gradient.
         complete: The gradients of the other parameters, of all rows.
         delivery: What happens to them.
-        later: The parameters whose gradients are still to be computed; they are left out.
+        deferred: The parameters whose gradients are computed later; they are left out.
 
     Raises:
         ArgumentError: If the gradient of some parameter could not be delivered by anybody.
@@ -89,7 +89,7 @@ def delivered(
         share = 1.0 if delivery.everywhere else selection.share_here(name, pool.size)
         if share and name in complete:
             found[name] = complete[name] if share == 1 else share * complete[name]
-        elif share and name not in later:
+        elif share and name not in deferred:
             found[name] = own[name] if name in own else torch.zeros_like(tensor)
     return found
 

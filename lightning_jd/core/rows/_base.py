@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_jd.aggregators import Method
-from lightning_jd.core.processes._delivery import Delivery, Gradients, Later
+from lightning_jd.core.processes._delivery import Deferred, Delivery, Gradients
 from lightning_jd.core.processes._layout import Layout
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.engines import NamedParameters, Objectives, Slow, column_count, from_columns
@@ -39,7 +39,7 @@ class Rows(ABC):
         skipped: The names of the objectives that were left out, on all processes.
         has_values: Whether the value of each loss is known.
         skips: Whether objectives that are not finite are left out.
-        later: Gradients that :meth:`combine` has left to be computed while others are averaged.
+        deferred: Gradients that :meth:`combine` leaves to be computed while others are averaged.
     """
 
     layout: Layout
@@ -53,7 +53,7 @@ class Rows(ABC):
         self.skipped: tuple[str, ...] = ()
         self.has_values = True
         self.skips = False
-        self.later: list[Later] = []
+        self.deferred: list[Deferred] = []
         self._can_skip = can_skip
         self._micro_batches = 0
 
@@ -124,7 +124,7 @@ class Rows(ABC):
 
         Returns:
             Name of a parameter to its gradient, where some row reaches it and it is not one of
-            :attr:`later`.
+            :attr:`deferred`.
         """
 
     def plain_gradients(self, delivery: Delivery) -> Gradients:

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.core.processes._delivery import Delivery, Gradients, Later
+from lightning_jd.core.processes._delivery import Deferred, Delivery, Gradients
 from lightning_jd.core.processes._exchange import all_at_first
 from lightning_jd.core.processes._gramian import Held, gramian_of
 from lightning_jd.core.processes._layout import LISTED, Description, kind_of
@@ -147,7 +147,7 @@ class PooledRows(WholeRows):
             return super().combine(named, weights, delivery)
         tape = self._tapes.pop(named[0][0])
         for some, compute in tape.gradients_in_turn(self._own_weights(weights, delivery)):
-            self.later.append(Later(tuple([named[k][0] for k in some]), compute))
+            self.deferred.append(Deferred(tuple([named[k][0] for k in some]), compute))
         return {}
 
     @override

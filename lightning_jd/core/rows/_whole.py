@@ -106,8 +106,8 @@ class WholeRows(Rows):
 
     @override
     def delivered(self, own: Gradients, complete: Gradients, delivery: Delivery) -> Gradients:
-        later = {name for names, _ in self.later for name in names}
-        return delivered(self.pool, self._selection, own, complete, delivery, later)
+        deferred = {name for names, _ in self.deferred for name in names}
+        return delivered(self.pool, self._selection, own, complete, delivery, deferred)
 
     def _spoilt(self, G: Tensor) -> Tensor:
         """The Gramian, in which a loss that nobody has looked at spoils its row if not finite."""

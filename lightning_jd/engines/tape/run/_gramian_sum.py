@@ -178,16 +178,17 @@ class Collector(Ledger):
         kept, self._kept = self._kept, []
         about = [[placement.parameter for placement in part.placements] for part in kept]
         last = {k: position for position, those in enumerate(about) for k in those}
-        begin, parameters = 0, dict[int, None]()
+        begin, parameters, size, end = 0, list[int](), 0, 0
         for position, those in enumerate(about):
-            parameters |= dict.fromkeys(those)
-            is_whole = all(last[k] <= position for k in parameters)
-            is_enough = sum(sizes[k] for k in parameters) >= enough
-            if (is_whole and is_enough) or position == len(kept) - 1:
+            new = [k for k in those if k not in parameters]
+            parameters += new
+            size += sum(sizes[k] for k in new)
+            end = max(end, *[last[k] for k in those])  # before it, some parameter is not complete
+            if (position >= end and size >= enough) or position == len(kept) - 1:
                 part = copy(self)
                 part._kept = kept[begin : position + 1]
-                yield part, list(parameters)
-                begin, parameters = position + 1, {}
+                yield part, parameters
+                begin, parameters, size = position + 1, [], 0
 
     def hold(self, contribution: Contribution, others: Sequence[Contribution]) -> None:
         """Keep others in the place of a contribution: rows that have been formed of it."""
