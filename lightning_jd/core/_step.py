@@ -15,7 +15,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, Method, Step
+from lightning_jd.aggregators import (
+    Aggregator,
+    Balancer,
+    GramianAggregator,
+    Mean,
+    Method,
+    Step,
+    Sum,
+)
 from lightning_jd.core._answers import check_values, direction_from, is_ours, weights_from
 from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._host import ROWS, Gramians, to_host
@@ -71,6 +79,7 @@ class _Step:
         self, rows: Rows, method: Method, groups: Groups, overflow: str, delivery: Delivery
     ) -> None:
         self.rows, self.method, self.delivery = rows, method, delivery
+        rows.as_plain = isinstance(method, (Mean, Sum))
         self.device = rows.named[0][1].device
         self.overflow = overflow
         self.is_weighted = isinstance(method, GramianAggregator)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.weak import WeakIdRef
 
 from lightning_jd.core._report import Report
 from lightning_jd.core._surrogate import Part, surrogate, surrogate_in_parts
+from lightning_jd.engines import hook_history, listens
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,8 @@ def _nobody_listens(part: Part) -> bool:
     if dist.is_available() and dist.is_initialized():
         return False
     params, gradients = part.params, part.gradients
-    for tensor in params:
-        if tensor.grad is not None or tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
-            return False
+    if any(tensor.grad is not None for tensor in params) or _have_hooks(params):
+        return False
     addresses = set()
     for tensor, gradient in zip(params, gradients, strict=True):
         if gradient.layout is not torch.strided:
@@ -90,3 +93,20 @@ def _nobody_listens(part: Part) -> bool:
         addresses.add(gradient.data_ptr())
     # The gradients of both terms of a sum are one tensor, of which autograd makes two.
     return len(addresses) == len(gradients)
+
+
+def _have_hooks(params: Sequence[Tensor]) -> bool:
+    """Whether a hook waits for a gradient; nodes are searched only if there are new hooks."""
+    if any(tensor._backward_hooks or tensor._post_accumulate_grad_hooks for tensor in params):
+        return True
+    model = WeakIdRef(params[0]), len(params), hook_history.registered
+    if model in _without_hooks:
+        return False
+    if any(listens(tensor) for tensor in params):
+        return True
+    _without_hooks.append(model)
+    return False
+
+
+#: Parameters whose nodes had no hook, when so many hooks had been registered anywhere.
+_without_hooks: deque[tuple[WeakIdRef, int, int]] = deque(maxlen=16)

@@ -9,7 +9,7 @@ tensor([[1., 1.],
 
 from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._gramian import gramian
-from lightning_jd.engines._hooks import hooks_silenced
+from lightning_jd.engines._hooks import hook_history, hooks_silenced, listens
 from lightning_jd.engines._jacobian import jacobian, jacobian_with_reasons
 from lightning_jd.engines._objectives import Losses, Objectives
 from lightning_jd.engines._parameters import (
@@ -22,9 +22,12 @@ from lightning_jd.engines._parameters import (
     select,
 )
 from lightning_jd.engines._reach import (
+    check_not_freed,
     holds_compiled,
     holds_custom,
+    holds_hooks,
     leaves_reached,
+    mark_as_freed,
     task_roots,
     tasks_reaching,
 )
@@ -51,6 +54,7 @@ __all__ = [
     "Split",
     "SplitSpec",
     "Tape",
+    "check_not_freed",
     "check_select",
     "column_count",
     "explain",
@@ -58,10 +62,14 @@ __all__ = [
     "gramian",
     "holds_compiled",
     "holds_custom",
+    "holds_hooks",
+    "hook_history",
     "hooks_silenced",
     "jacobian",
     "jacobian_with_reasons",
     "leaves_reached",
+    "listens",
+    "mark_as_freed",
     "named_parameters_of",
     "register_rule",
     "rows",

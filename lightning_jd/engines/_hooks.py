@@ -1,14 +1,15 @@
-"""Keep the user's hooks away from gradients that are only steps on the way, and notice new ones."""
+"""Keep parameter hooks away from intermediate gradients, and find graphs that may hold hooks."""
 
 from __future__ import annotations
 
-import gc
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 
@@ -40,42 +41,30 @@ def _silenced(hooked: Sequence[tuple[Tensor, Any]]) -> Iterator[None]:
             tensor._backward_hooks = hooks
 
 
-class Registered(NamedTuple):
-    """Hooks that may be in a graph.
+class HookHistory:
+    """Tells which graphs may hold hooks that somebody else has registered.
 
-    Attributes:
-        numbers: The numbers that PyTorch gave them.
-        total: How many there are; zero for the first graph, before which everybody registers hooks.
-    """
+    Autograd does not tell which nodes have hooks. But PyTorch numbers hooks as it registers them,
+    and nodes as it creates them, and a hook is registered after its node was created. So a graph
+    holds no hook if none was registered since a moment before its first node was created. Such
+    moments are noted whenever hooks were registered since the last one.
 
-    numbers: range
-    total: int
-
-
-class HookRegister:
-    """Which hooks a graph may have between its losses and its parameters.
-
-    Autograd does not tell which nodes have hooks. But a graph is built in every step, so hooks in
-    it were registered since the last one, and PyTorch numbers all hooks.
+    Nodes are numbered thread by thread: a graph must be created by the thread that differentiates
+    it, as in every ordinary loop, or its hooks are found by certificates only.
     """
 
     def __init__(self) -> None:
-        self._graph: int | None = None
-        self._known = 0
-        self._hooks = Registered(range(0), 0)
+        self._own = 0
+        self._moments = deque([self._moment(self.registered)], maxlen=64)
 
-    def of(self, graph: int) -> Registered:
-        """The hooks that were registered since the last graph.
-
-        Args:
-            graph: A number that tells graphs apart; the same graph keeps its hooks.
-        """
-        if graph != self._graph:
-            numbers = range(self._known, RemovableHandle.next_id)
-            self._hooks = Registered(numbers, 0 if self._graph is None else len(numbers))
-            self._graph = graph
-        self._known = RemovableHandle.next_id
-        return self._hooks
+    def count(self, nodes: Iterable[Node]) -> int:
+        """How many hooks may be in a graph, all of whose nodes are given; at least so many."""
+        registered, latest = self.registered, self._moments[-1]
+        first = min([node._sequence_nr() for node in nodes])
+        before = [moment.hooks for moment in self._moments if moment.node < first]
+        if registered != latest.hooks:
+            self._moments.append(self._moment(registered))
+        return registered - before[-1] if before else registered + 1
 
     @contextmanager
     def own(self) -> Iterator[None]:
@@ -84,81 +73,52 @@ class HookRegister:
         try:
             yield
         finally:
-            self._known += RemovableHandle.next_id - before
+            self._own += RemovableHandle.next_id - before
+
+    @property
+    def registered(self) -> int:
+        """How many hooks others have registered so far."""
+        return RemovableHandle.next_id - self._own
+
+    @staticmethod
+    def _moment(registered: int) -> _Moment:
+        with torch.enable_grad(), torch.inference_mode(False):
+            node = torch.zeros((), requires_grad=True).clone().grad_fn
+        assert node is not None
+        return _Moment(node._sequence_nr(), registered)
 
 
-hook_register = HookRegister()
+class _Moment(NamedTuple):
+    """How many nodes and hooks there were.
 
-
-class HookWatch:
-    """Tells hooks that only look from those that change gradients.
-
-    A hook that looks should do so once per step, however many passes are made to check a step.
-
-    Args:
-        hooks: The numbers of the hooks.
+    Attributes:
+        node: The number of the node that was created last.
+        hooks: How many hooks had been registered.
     """
 
-    def __init__(self, hooks: range) -> None:
-        self._hooks = hooks
-        self._looking: set[int] = set()
-        self._changing: set[int] = set()
-        # Nobody but the garbage collector knows all tables of hooks.
-        objects = gc.get_objects() if len(hooks) else []
-        self._tables = [
-            table
-            for table in objects
-            if type(table) in (dict, OrderedDict) and _is_numbered(table) and self._in(table)
-        ]
-
-    def _in(self, table: dict[Any, Any]) -> list[int]:
-        # Other tables have numbers as keys too, such as the tasks of a progress bar by their
-        # number, which a thread draws meanwhile: what cannot be called is no hook.
-        return [
-            key
-            for key in tuple(table)
-            if type(key) is int and key in self._hooks and callable(table.get(key))
-        ]
-
-    @contextmanager
-    def one_pass(self) -> Iterator[None]:
-        """Leave out the hooks that have run in a pass before and changed nothing."""
-        only_look = self._looking - self._changing
-
-        def watched(key: int, hook: Callable[..., Any]) -> Callable[..., Any]:
-            def watch(*args: Any, **kwargs: Any) -> Any:
-                answer = hook(*args, **kwargs)
-                (self._looking if _is_unchanged(answer, args) else self._changing).add(key)
-                return answer
-
-            return (lambda *args, **kwargs: None) if key in only_look else watch
-
-        before = [(table, key, table[key]) for table in self._tables for key in self._in(table)]
-        for table, key, hook in before:
-            table[key] = watched(key, hook)
-        try:
-            yield
-        finally:
-            for table, key, hook in before:
-                if key in table:
-                    table[key] = hook
+    node: int
+    hooks: int
 
 
-def _is_numbered(table: dict[Any, Any]) -> bool:
-    """Whether the keys of a table may be numbers of hooks."""
-    try:
-        return type(next(iter(table), None)) is int
-    except RuntimeError:  # another thread is changing it, so it is no table of hooks in this graph
-        return False
+hook_history = HookHistory()
 
 
-def _is_unchanged(answer: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a hook returned nothing, or the very gradients that it was given."""
-    if answer is None or answer is args[0]:
+def listens(leaf: Tensor) -> bool:
+    """Whether a hook, of a leaf or of its node, receives the gradient of the leaf.
+
+    Hooks that are registered in C++ are not seen.
+    """
+    if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
         return True
-    return (
-        isinstance(answer, tuple)
-        and isinstance(args[0], tuple)
-        and len(answer) == len(args[0])
-        and all(new is old for new, old in zip(answer, args[0], strict=True))
-    )
+    node = get_gradient_edge(leaf).node
+    with hook_history.own():
+        handles = [node.register_hook(_nothing), node.register_prehook(_nothing)]
+    tables = [handle.hooks_dict_ref() for handle in handles]
+    found = any(table is not None and len(table) > 1 for table in tables)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def _nothing(*gradients: Any) -> None:
+    """A hook that leaves gradients as they are."""

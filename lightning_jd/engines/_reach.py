@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from lightning_jd.engines._hooks import hook_history
 from lightning_jd.engines._objectives import Objectives, Output, Term
 from lightning_jd.errors import ArgumentError, GraphError
 
@@ -106,6 +108,11 @@ def holds_compiled(objectives: Objectives) -> bool:
     return any(node.name().startswith("CompiledFunction") for node in nodes_below(objectives))
 
 
+def holds_hooks(objectives: Objectives) -> bool:
+    """Whether somebody may have registered a hook in the graph of the losses."""
+    return hook_history.count(nodes_below(objectives)) > 0
+
+
 def nodes_below(objectives: Objectives) -> list[Node]:
     """All nodes of the graph of the losses, each after everything that depends on it."""
     return parents_first([edge_of(output).node for output in objectives.outputs])
@@ -136,6 +143,31 @@ def check_visible(nodes: Iterable[Node]) -> None:
             "parameters inside it. Call `torch.utils.checkpoint.checkpoint` with "
             "`use_reentrant=False`."
         )
+
+
+def mark_as_freed(objectives: Objectives) -> None:
+    """Let :func:`check_not_freed` refuse these losses, whether or not autograd has freed them."""
+    for output in objectives.outputs:
+        node, _ = place_of(output)
+        if node.next_functions:  # a leaf has no graph
+            node.metadata[_FREED] = True  # type: ignore[index]  # a dict, typed as a method
+
+
+def check_not_freed(objectives: Objectives) -> None:
+    """Raise if losses were differentiated before, and their graph was not to be kept.
+
+    Raises:
+        GraphError: If so.
+    """
+    nodes: list[Any] = [place_of(output)[0] for output in objectives.outputs]
+    if any(_FREED in node.metadata for node in nodes):
+        raise GraphError(
+            "Losses must be differentiated once, unless their graph is kept, got losses that were "
+            "differentiated before. Pass `retain_graph=True` the first time."
+        )
+
+
+_FREED = "lightning_jd: freed"
 
 
 def parents_first(roots: list[Node], within: Collection[Node] | None = None) -> list[Node]:

@@ -1,14 +1,16 @@
-"""Hooks between the losses and the parameters: honoured, or noticed whenever they appear."""
+"""Hooks between the losses and the parameters are honoured, from whichever step on they come."""
 
 import warnings
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from lightning_jd import backward
+from lightning_jd import backward, gramian
+from lightning_jd.aggregators import Constant
+from lightning_jd.engines import Objectives, holds_hooks
 from lightning_jd.engines.tape.plan._cache import forget
 
 Hook = Callable[[Tensor], Tensor | None]
@@ -100,51 +102,181 @@ def test_a_hook_that_scales_an_activation_is_honoured_in_one_pass() -> None:
     assert all(path.startswith("rule") for path in paths.values())
 
 
-def test_hooks_on_activations_see_the_gradient_of_the_sum_once_per_step() -> None:
-    model = Hooked()
-    seen: list[Tensor] = []
-    model.on_activation = seen.append
-    for _ in range(4):  # the first steps are certified, by more passes
-        backward(model(X), model, "upgrad")
-    assert len(seen) == 4
-    (expected,) = _activation_gradients(model)
-    for gradient in seen:
-        torch.testing.assert_close(gradient, expected)
+def clip(gradient: Tensor) -> Tensor:
+    """As people clip inside of a network: by the norm of all that comes along."""
+    return gradient * (0.5 / gradient.norm()).clamp(max=1)
 
 
-def test_full_backward_hooks_run_once_per_step() -> None:
-    model = Hooked()
-    seen: list[Tensor] = []
-    model.second.register_full_backward_hook(lambda module, below, above: seen.append(above[0]))
+def turned(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple([-2 * g for g in gradients])
+
+
+def on_tensor(hook: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], object]:
+    return lambda h: h.register_hook(hook)
+
+
+HOOKS: dict[str, Callable[[Tensor], object]] = {
+    "scaling": on_tensor(lambda g: 3 * g),
+    "clipping by value": on_tensor(lambda g: g.clamp(-0.01, 0.01)),
+    "clipping by norm": on_tensor(clip),
+    "rectifying": on_tensor(lambda g: g.relu()),
+    "mixing": on_tensor(lambda g: g.mean(dim=0, keepdim=True).expand_as(g)),
+    "prehook": lambda h: h.grad_fn.register_prehook(turned),
+    "posthook": lambda h: h.grad_fn.register_hook(
+        lambda below, above: tuple([None if g is None else 2 * g for g in below])
+    ),
+}
+
+
+class Wide(nn.Module):
+    """A hook where gradients arrive at the output of a layer."""
+
+    def __init__(self, width: int, *, batch_norm: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, width).double(), nn.Linear(width, 3).double()
+        self.norm = nn.BatchNorm1d(width).double() if batch_norm else nn.Identity()
+        self.hook: Callable[[Tensor], object] | None = None
+        self.full: Callable[..., object] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if self.hook is not None:
+            self.hook(h)
+        return self.second(torch.tanh(self.norm(h))).square()
+
+
+def losses_of(form: str, outputs: Tensor) -> Tensor | list[Tensor]:
+    if form == "instances":
+        return outputs.sum(dim=1)
+    return outputs if form == "matrix" else list(outputs.mean(dim=0))
+
+
+@pytest.mark.filterwarnings("ignore:Gradients must be linear:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:The Gramian must agree:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:One backward pass per instance:RuntimeWarning")
+@pytest.mark.parametrize("memory", ["fast", "low"])
+@pytest.mark.parametrize(
+    ("form", "width", "batch_norm"),
+    [
+        ("instances", 5, False),
+        ("instances", 5, True),
+        ("matrix", 5, False),
+        ("tasks", 5, False),
+        ("tasks", 40_000, False),
+    ],
+)
+@pytest.mark.parametrize("kind", list(HOOKS))
+def test_hooks_that_change_gradients_are_honoured_from_the_step_on_in_which_they_come(
+    kind: str, form: str, width: int, batch_norm: bool, memory: Literal["fast", "low"]
+) -> None:
+    torch.manual_seed(0)
+    model = Wide(width, batch_norm=batch_norm)
+    named = list(model.parameters())
+    for step in range(7):
+        model.hook = HOOKS[kind] if step >= 4 else None
+        losses = losses_of(form, model(X))
+        rows = [
+            torch.cat([g.flatten() for g in torch.autograd.grad(loss, named, retain_graph=True)])
+            for loss in (losses.flatten() if isinstance(losses, Tensor) else losses)
+        ]
+        J = torch.stack(rows)
+        weights = torch.linspace(1, 2, len(J), dtype=torch.float64)
+        model.zero_grad()
+        report = backward(losses, model, Constant(weights.tolist()), memory=memory)
+        scale = J.norm() ** 2
+        assert (report.gramian - J @ J.T).norm() <= 1e-10 * scale, step
+        found = torch.cat([p.grad.flatten() for p in named if p.grad is not None])
+        assert (found - weights @ J).norm() <= 1e-10 * J.norm(), step
+
+
+@pytest.mark.filterwarnings("ignore:Gradients must be linear:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:The Gramian must agree:RuntimeWarning")
+@pytest.mark.parametrize("form", ["instances", "tasks"])
+@pytest.mark.parametrize("kind", list(HOOKS))
+def test_the_mean_is_plain_training_whatever_hooks_do(kind: str, form: str) -> None:
+    torch.manual_seed(0)
+    model = Wide(5)
+    model.hook = HOOKS[kind]
+    for _ in range(3):
+        model.zero_grad()
+        losses = losses_of(form, model(X))
+        vector = losses if isinstance(losses, Tensor) else torch.stack(losses)
+        vector.mean().backward(retain_graph=True)
+        expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+        model.zero_grad()
+        backward(losses, model, "mean")
+        found = torch.cat([p.grad.flatten() for p in model.parameters()])
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_hook_is_known_at_its_own_graph() -> None:
+    """Two graphs are built before one is differentiated, as for the two networks of a GAN."""
+    first, second = Wide(5), Wide(5)
+    for step in range(6):
+        if step == 4:
+            second.hook = HOOKS["scaling"]
+        both = first(X).sum(dim=1), second(X).sum(dim=1)
+        for model, losses in zip((first, second), both, strict=True):
+            model.zero_grad()
+            losses.mean().backward(retain_graph=True)
+            expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+            model.zero_grad()
+            backward(losses, model, Constant([1 / len(X)] * len(X)))
+            found = torch.cat([p.grad.flatten() for p in model.parameters()])
+            torch.testing.assert_close(found, expected)
+
+
+def test_a_hook_is_known_if_it_comes_after_a_first_look() -> None:
+    model = Wide(5)
     for _ in range(4):
-        backward(model(X), model, "upgrad")
-    assert len(seen) == 4
+        backward(model(X).sum(dim=1), model, "upgrad")
+    h = model.first(X)
+    losses = model.second(torch.tanh(h)).square().sum(dim=1)
+    before = gramian(losses, model)
+    h.register_hook(lambda g: 3 * g)
+    first = list(model.first.parameters())
+    found = [torch.autograd.grad(loss, first, retain_graph=True) for loss in losses]
+    J = torch.stack([torch.cat([g.flatten() for g in gradients]) for gradients in found])
+    after = gramian(losses, model)
+    torch.testing.assert_close(after - before, (1 - 1 / 9) * J @ J.T)
 
 
-def test_tables_of_hooks_are_left_as_they_were() -> None:
-    model = Hooked()
-    h = torch.tanh(model.first(X))
-    h.register_hook(lambda gradient: None)
-    before = dict(h._backward_hooks or {})
-    backward(model.second(h).square().sum(dim=1), model, "mean", retain_graph=True)
-    assert dict(h._backward_hooks or {}) == before
+def test_full_backward_hooks_that_change_gradients_are_honoured() -> None:
+    model = Wide(5)
+    model.second.register_full_backward_hook(lambda module, below, above: (2 * below[0],))
+    for _ in range(4):
+        model.zero_grad()
+        losses = model(X).sum(dim=1)
+        losses.mean().backward(retain_graph=True)
+        expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+        model.zero_grad()
+        backward(losses, model, Constant([1 / len(X)] * len(X)))
+        torch.testing.assert_close(
+            torch.cat([p.grad.flatten() for p in model.parameters()]), expected
+        )
 
 
-def test_tables_of_others_are_not_touched_meanwhile() -> None:
-    model = Hooked()
-    forget()
-    tasks: dict[int, object] = {}  # of a progress bar, say, by numbers that hooks have too
+@pytest.mark.parametrize("register", ["register_hook", "register_prehook"])
+def test_hooks_of_accumulation_nodes_run_as_with_backward(register: str) -> None:
+    model = nn.Linear(4, 3).double()
+    node = torch.autograd.graph.get_gradient_edge(model.weight).node
     seen: list[object] = []
-    model.on_activation = lambda gradient: seen.extend(tasks.values())
-    for _ in range(2):
-        tasks[RemovableHandle.next_id] = ["a task"]
-        backward(model(X), model, "mean")
-    assert len(seen) >= 2
-    assert all(task == ["a task"] for task in seen)
+    for _ in range(3):
+        backward(model(X).square().sum(dim=1), model, "upgrad")
+    getattr(node, register)(lambda *gradients: seen.append(gradients))
+    for step in range(1, 4):
+        model.zero_grad()
+        backward(model(X).square().sum(dim=1), model, "upgrad")
+        assert len(seen) == step
 
 
-def _activation_gradients(model: Hooked) -> list[Tensor]:
-    seen: list[Tensor] = []
-    model.on_activation = seen.append
-    model(X).sum().backward()
-    return seen
+def test_a_model_without_hooks_is_not_taken_for_one_with_hooks() -> None:
+    """Else every step would be certified."""
+    model, other = Wide(5), Wide(5)
+    other.hook = HOOKS["scaling"]
+    for _ in range(3):
+        backward(other(X).sum(dim=1), other, "upgrad")
+        backward(model(X).sum(dim=1), model, "upgrad")
+    losses = model(X).sum(dim=1)
+    assert not holds_hooks(Objectives.of(losses))
+    assert holds_hooks(Objectives.of(other(X).sum(dim=1)))

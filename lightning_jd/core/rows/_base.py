@@ -40,6 +40,8 @@ class Rows(ABC):
         has_values: Whether the value of each loss is known.
         skips: Whether objectives that are not finite are left out.
         deferred: Gradients that :meth:`combine` leaves to be computed while others are averaged.
+        as_plain: Whether the weights do not depend on the rows. Where hooks clip gradients, so that
+            the order of clipping and averaging matters, the order is that of plain training then.
     """
 
     layout: Layout
@@ -54,6 +56,7 @@ class Rows(ABC):
         self.has_values = True
         self.skips = False
         self.deferred: list[Deferred] = []
+        self.as_plain = False
         self._can_skip = can_skip
         self._micro_batches = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -20,8 +21,11 @@ from lightning_jd.engines import (
     Objectives,
     Select,
     Tape,
+    check_not_freed,
+    holds_hooks,
     jacobian_with_reasons,
     leaves_reached,
+    mark_as_freed,
     select,
     slow_parameters,
 )
@@ -54,7 +58,7 @@ class LiveRows(Rows):
         super().__init__(named, ALONE, can_skip=can_skip)
         self._which, self._nonfinite = select, nonfinite
         self.skips = nonfinite == "skip"
-        self._memory = memory
+        self._memory, self._frees = memory, not retain_graph
         self._retain_graph = retain_graph or nonfinite == "skip"  # looks again what is not finite
         self._tapes: dict[str, Tape] = {}  # by the first parameter
         self._objectives: Objectives
@@ -63,6 +67,7 @@ class LiveRows(Rows):
 
     @override
     def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
+        check_not_freed(objectives)
         self._objectives, self._scale = objectives, scale
         self.has_values = objectives.has_values
 
@@ -89,12 +94,17 @@ class LiveRows(Rows):
         tape = self._tapes.get(named[0][0])
         if tape is None:
             # All groups differentiate the same graph.
-            keep = self._retain_graph or len(named) < len(self.selected)
+            keep = self._retain_graph or len(named) < len(self.selected) or self._is_hooked
             tape = Tape(
                 self._objectives, named, scale=self._scale, memory=self._memory, retain_graph=keep
             )
             self._tapes[named[0][0]] = tape
         return tape
+
+    @cached_property
+    def _is_hooked(self) -> bool:
+        """Whether hooks may change the gradients of plain training."""
+        return self.as_plain and holds_hooks(self._objectives)
 
     @override
     def plain_gradients(self, delivery: Delivery) -> Gradients:
@@ -121,16 +131,19 @@ class LiveRows(Rows):
     @override
     def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:
         tape = self._tapes.pop(named[0][0], None)  # and let go of it: the next one needs memory too
-        if tape is None:
-            keep = self._retain_graph or named is self.plain  # which comes first
+        if tape is not None:
+            self.paths |= tape.paths
+            self.slow |= slow_parameters(tape)
+        if tape is None or self._is_hooked:
+            keep = self._retain_graph or named is self.plain or bool(self._tapes)  # come first
             return ordinary_gradients(self._objectives, named, weights, self._scale, keep)
         found = tape.gradients(weights)
-        self.paths |= tape.paths
-        self.slow |= slow_parameters(tape)
         return {name: g for (name, _), g in zip(named, found, strict=True) if g is not None}
 
     @override
     def delivered(self, own: Gradients, complete: Gradients, delivery: Delivery) -> Gradients:
+        if self._frees:
+            mark_as_freed(self._objectives)
         return own | complete
 
     @override

@@ -12,7 +12,7 @@ the precision, and none that depends on the scale of the losses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -55,7 +55,8 @@ class Mismatch:
 
     Attributes:
         parameters: Their positions; several if they are only known together.
-        what: ``"Gramian"`` or ``"gradient"``.
+        what: ``"Gramian"`` or ``"gradient"``; ``"linearity"`` if the ordinary gradient itself is
+            not linear in the losses.
         error: The error relative to the ordinary gradient.
     """
 
@@ -132,7 +133,14 @@ def random_vector(G: Tensor, spread: float) -> Tensor:
 
 
 def mismatches(
-    ledger: Ledger, v: Tensor, ordinary: Ordinary, sizes: Mapping[int, int], eps: float
+    ledger: Ledger,
+    v: Tensor,
+    ordinary: Ordinary,
+    sizes: Mapping[int, int],
+    eps: float,
+    plain: Collection[int] = (),
+    *,
+    is_linear: bool = True,
 ) -> list[Mismatch] | None:
     """Compare shares and gradients, a part of the parameters at a time to save memory.
 
@@ -142,18 +150,28 @@ def mismatches(
         ordinary: Ordinary backward passes.
         sizes: The number of columns of each parameter.
         eps: The machine precision of the least precise type that takes part.
+        plain: Parameters whose rows come from autograd itself, so that there is nothing to compare.
+        is_linear: Whether gradients are known to be linear in the losses: there is no hook, and no
+            function of the user, on the way.
 
     Returns:
         ``None`` if the ordinary gradients are not finite, so that nothing can be compared: a loss
         that was left out may be NaN, and zero times that is NaN.
     """
-    components = _by_component(ledger.shares)
+    components = [c for c in _by_component(ledger.shares) if not set(c[0]) <= set(plain)]
+    chosen = [p for parameters, _ in components for p in parameters]
+    once = ordinary(v, chosen) if eps <= _PRECISE or not is_linear else {}
+    if not is_linear:
+        found = _not_linear(once, ordinary(v / 2, chosen), eps)
+        if found is None or found:
+            return found
     if eps <= _PRECISE:
-        suspects = _suspects(components, ledger, v, ordinary, eps)
+        suspects = _suspects(components, ledger, v, _apart(once), eps)
         if suspects is None:
             return None
         components = suspects
-    found: list[Mismatch] = []
+    del once
+    found = []
     for batch in _batches(components, sizes):
         wrong = _in_batch(batch, ledger, v, ordinary, eps)
         if wrong is None:
@@ -162,15 +180,36 @@ def mismatches(
     return found
 
 
+def _not_linear(
+    once: Mapping[int, Tensor], half: Mapping[int, Tensor], eps: float
+) -> list[Mismatch] | None:
+    """Parameters whose gradient is not halved with the losses, as where something clips it.
+
+    To halve is exact in every type, so that there is next to no rounding. Without this, what
+    depends on the size of the losses would pass for noise.
+    """
+    found = []
+    for p in once:
+        length, off = norm_of(once, [p]), _length(2 * half[p] - once[p])
+        if not isfinite(length + off):
+            return None
+        if off > 2 * _FLOOR * eps * length:
+            found.append(Mismatch((p,), "linearity", off / length))
+    return found
+
+
 def _suspects(
-    components: Sequence[Component], ledger: Ledger, v: Tensor, ordinary: Ordinary, eps: float
+    components: Sequence[Component],
+    ledger: Ledger,
+    v: Tensor,
+    found: dict[int, Tensor],
+    eps: float,
 ) -> list[Component] | None:
-    """What differs by more than some rounding errors, by one pass for all parameters.
+    """What differs from the ordinary gradients by more than some rounding errors.
 
     In a precise type nearly nothing does, so that the noise of most parameters need not be
     measured. Gradients are compared in place: at a time, there is one of each parameter.
     """
-    found = _apart(ordinary(v, [p for parameters, _ in components for p in parameters]))
     lengths = {p: norm_of(found, [p]) for p in found}
     if not all(map(isfinite, lengths.values())):
         return None

@@ -15,6 +15,12 @@ def complain(wrong: Sequence[Mismatch], names: Sequence[str], *, raises: bool) -
     Raises:
         GraphError: If that is asked for.
     """
+    if not raises:
+        clipped = [found for found in wrong if found.what == "linearity"]
+        wrong = [found for found in wrong if found.what != "linearity"]
+        _warn_of_clipping([names[p] for found in clipped for p in found.parameters])
+    if not wrong:
+        return
     listed = ", ".join(
         f"{' and '.join(repr(names[p]) for p in found.parameters)} "
         f"({found.what}, relative error {found.error:.1e})"
@@ -29,3 +35,16 @@ def complain(wrong: Sequence[Mismatch], names: Sequence[str], *, raises: bool) -
         RuntimeWarning,
         stacklevel=5,
     )
+
+
+def _warn_of_clipping(names: Sequence[str]) -> None:
+    if names:
+        warnings.warn(
+            "Gradients must be linear in the losses to be computed in one pass, but a hook or a "
+            f"Function on the way to {', '.join(map(repr, names))} clips or normalises them. The "
+            "rows of these parameters are computed one by one from now on, each as autograd gives "
+            "it for its objective alone, which is slower. Clip the final gradients instead, as "
+            "`Trainer(gradient_clip_val=...)` does.",
+            RuntimeWarning,
+            stacklevel=6,
+        )

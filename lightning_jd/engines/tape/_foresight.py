@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_jd.engines._hooks import hook_history
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines._parameters import NamedParameters
-from lightning_jd.engines.tape._way import hooks_in
-from lightning_jd.engines.tape.graph import Edge, is_hooked
+from lightning_jd.engines.tape.graph import is_hooked
 from lightning_jd.engines.tape.owners import Crossed, Evidence, Owners
 from lightning_jd.engines.tape.plan import known_graph, standing_of
 from lightning_jd.engines.tape.rules import rule_of, saved_names_of
@@ -23,7 +23,7 @@ class Foresight(NamedTuple):
 
     Attributes:
         obstacle: Why not, or nothing.
-        kind: The same for graphs that differ in sizes only; as long as it lives.
+        kind: The same for graphs with the same number of hooks that differ in sizes only.
     """
 
     obstacle: str = ""
@@ -49,9 +49,10 @@ def foresee(objectives: Objectives, named: NamedParameters, scale: float | Tenso
     if request.instances is None:
         return Foresight("there is one row only")
     graph, known = known_graph(objectives.outputs, request.tensors)
-    evidence = _Unasked(graph, request.instances, scale)
+    evidence = _Unasked(graph, request.owners)
     try:
-        standing = standing_of(known, evidence.m, hooks_in(graph).total)
+        hooks = hook_history.count(graph.nodes)
+        standing = standing_of(known, graph, evidence.m, request.model, is_hooked=hooks > 0)
         plan = known.plan(evidence, standing.demoted)
     except _Asked as question:
         return Foresight(f"{graph.nodes[question.node].name()} may mix instances")
@@ -67,7 +68,7 @@ def foresee(objectives: Objectives, named: NamedParameters, scale: float | Tenso
             return Foresight(f"there is no rule for {node.name()}")
         if any(is_hooked(node, name) for name in saved_names_of(node.name(), slot)):
             return Foresight("activations are computed again in the backward pass")
-    return Foresight("", plan.kind)
+    return Foresight("", (plan.kind, hooks))
 
 
 class _Asked(Exception):  # noqa: N818  # it ends a search, and is no error
@@ -80,11 +81,6 @@ class _Asked(Exception):  # noqa: N818  # it ends a search, and is no error
 
 class _Unasked(Evidence):
     """Evidence of which nothing may be found by experiment."""
-
-    @override
-    def probe(self, edges: Collection[Edge]) -> None:
-        if edges:
-            raise _Asked(min(edges).node)
 
     @override
     def below(self, node: int, at: Crossed) -> Sequence[Owners | None] | None:

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from lightning_jd.engines._columns import column_count
-from lightning_jd.engines._hooks import HookWatch
 from lightning_jd.engines.tape._agreement import Said, agree, complain_of_program, said_by
 from lightning_jd.engines.tape._certificate import Mismatch, mismatches, random_vector
 from lightning_jd.engines.tape._complaint import complain
-from lightning_jd.engines.tape._way import Way, decide, hooks_in, key_of, may_loop
-from lightning_jd.engines.tape.graph import Graph, types_in
+from lightning_jd.engines.tape._way import Way, decide, key_of, may_loop
+from lightning_jd.engines.tape.graph import Graph, holds_functions, types_in
 from lightning_jd.engines.tape.owners import Evidence
 from lightning_jd.engines.tape.plan import KnownGraph, Plan, known_graph, standing_of
 from lightning_jd.engines.tape.run import (
@@ -76,17 +75,15 @@ class Step:
         """Walk the graph, look its plan up, and carry it out."""
         request = self.request
         graph, known = known_graph(request.objectives.outputs, request.tensors)
-        # hooks are not in the signature: what was certified without them is certified anew
-        hooks = hooks_in(graph)
         last: Way | None = known.way
-        key = key_of(request, collects=self.collects, hooks=hooks.total)
+        key = key_of(request, graph, collects=self.collects)
         if last is not None and last.is_repeated(key) and not last.is_due(request):
             replay = self.replay(last, graph)
             if replay is not None:
                 last.standing.passed(last.delivery)
                 return Outcome(replay, last.plan)
-        evidence = Evidence(graph, request.instances, request.scale)
-        standing = standing_of(known, evidence.m, hooks.total)
+        evidence = Evidence(graph, request.owners)
+        standing = standing_of(known, graph, evidence.m, key.model, is_hooked=key.is_hooked)
         while True:
             plan = known.plan(evidence, standing.demoted)
             if not plan.reached:
@@ -96,7 +93,7 @@ class Step:
             known.way = way if known.is_static else None
             if not way.is_due(request):
                 return self.uncertified(way, graph, known)
-            outcome = self.certified(way, graph, known, hooks.numbers)
+            outcome = self.certified(way, graph, known)
             if outcome is not None:
                 return outcome
 
@@ -112,26 +109,22 @@ class Step:
             return Outcome(ledger, plan)
         kind = Collector if self.collects else Ledger
         empty = request.empty_ledger(kind, keeps=way.keeps, once=way.frees)
-        ledger = self.interpret(graph, known, plan, empty, frees=way.frees)
+        ledger = self.interpret(graph, known, way, empty, frees=way.frees)
         return Outcome(ledger, plan, self.paths)
 
-    def certified(self, way: Way, graph: Graph, known: KnownGraph, hooks: range) -> Outcome | None:
+    def certified(self, way: Way, graph: Graph, known: KnownGraph) -> Outcome | None:
         """Ask the rules, and check what they say, and what the program says.
 
         Returns:
             ``None`` if parameters failed: they are dealt with row by row, by another plan.
         """
         request, plan = self.request, way.plan
-        watch = HookWatch(hooks)
-        with watch.one_pass():
-            said = self.said(way, graph)  # before the rules keep what they need
-        with watch.one_pass():
-            empty = request.empty_ledger(keeps=way.keeps, notes=True)
-            ledger = self.interpret(graph, known, plan, empty)
+        said = self.said(way, graph)  # before the rules keep what they need
+        empty = request.empty_ledger(keeps=way.keeps, notes=True)
+        ledger = self.interpret(graph, known, way, empty)
         agrees = said is not None and agree(said, ledger, request.tensors)
         del said
-        with watch.one_pass():
-            wrong = self.mismatches(ledger, graph, plan)
+        wrong = self.mismatches(ledger, graph, way)
         if wrong == [] and way.has_program and not agrees:
             way.experience.compiled, way.experience.is_unrecordable = None, True
             complain_of_program()
@@ -143,20 +136,22 @@ class Step:
             way.standing.passed(way.delivery)
         ledger.shares.clear()
         if self.collects:
-            ledger = self.interpret(graph, known, plan, request.empty_ledger(Collector))
+            ledger = self.interpret(graph, known, way, request.empty_ledger(Collector))
         return Outcome(ledger, plan, self.paths)
 
     def interpret(
         self,
         graph: Graph,
         known: KnownGraph,
-        plan: Plan,
+        way: Way,
         ledger: Ledger,
         *,
         frees: bool = False,
     ) -> Ledger:
         """Ask the rules."""
-        recording = Recording(graph, known, plan, self.request, retain_graph=not frees)
+        recording = Recording(
+            *(graph, known, way.plan, self.request), plain=way.plain, retain_graph=not frees
+        )
         recording.run(ledger)
         ledger.close()
         self.paths = recording.paths
@@ -176,7 +171,7 @@ class Step:
         replay = self.replay(way._replace(frees=False), graph)
         return None if replay is None else said_by(replay)
 
-    def mismatches(self, ledger: Ledger, graph: Graph, plan: Plan) -> list[Mismatch] | None:
+    def mismatches(self, ledger: Ledger, graph: Graph, way: Way) -> list[Mismatch] | None:
         """What a certificate finds.
 
         Returns:
@@ -191,10 +186,9 @@ class Step:
         eps = max(torch.finfo(dtype).eps for dtype in types)
         v = random_vector(ledger.G, spread=1e3 if eps > 1e-5 else 1e6)
         sizes = {k: column_count(tensor) for k, tensor in enumerate(tensors)}
-        wrong = mismatches(ledger, v, self.request.ordinary_gradients, sizes, eps)
-        if wrong is None:
-            return None
-        return [found for found in wrong if not set(found.parameters) <= plan.by_rows]
+        is_linear = not (way.key.is_hooked or holds_functions(graph))
+        ordinary = self.request.ordinary_gradients
+        return mismatches(ledger, v, ordinary, sizes, eps, way.plain, is_linear=is_linear)
 
     def loop(self) -> Loop:
         """One pass per task, by plain autograd."""

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lightning_jd.engines._hooks import Registered, hook_register
+from lightning_jd.engines._hooks import hook_history
 from lightning_jd.engines.tape.contributions import rounded
-from lightning_jd.engines.tape.graph import Graph
+from lightning_jd.engines.tape.graph import Graph, holds_functions
 from lightning_jd.engines.tape.plan import Plan, Standing
 from lightning_jd.engines.tape.run import (
     ROWS,
@@ -29,13 +29,15 @@ class Key(NamedTuple):
         types: Types, device and scale.
         asked: The arguments of the tape.
         collects: Whether contributions are collected.
-        hooks: How many hooks may be in the graph.
+        is_hooked: Whether foreign hooks may be in the graph.
+        model: The parameters.
     """
 
     types: Hashable
     asked: Hashable
     collects: bool
-    hooks: int
+    is_hooked: bool
+    model: Hashable
 
 
 class Way(NamedTuple):
@@ -51,6 +53,7 @@ class Way(NamedTuple):
         has_program: ... and there is one that fits.
         keeps: Whether contributions are kept for the gradients.
         frees: Whether the graph is freed.
+        plain: Parameters whose rows are taken from autograd, with nothing of the tape between.
         delivery: What a certificate is about: how the gradients are delivered.
     """
 
@@ -63,6 +66,7 @@ class Way(NamedTuple):
     has_program: bool
     keeps: bool
     frees: bool
+    plain: frozenset[int]
     delivery: Hashable
 
     def is_repeated(self, key: Key) -> bool:
@@ -70,39 +74,42 @@ class Way(NamedTuple):
         return self.has_program and self.key == key and self.standing.demoted == self.demoted
 
     def is_due(self, request: Request) -> bool:
-        """Whether this step must be certified."""
-        if request.check in ("always", "off"):
-            return request.check == "always"
+        """Whether this step must be certified: a hook may begin to change gradients in any."""
+        if request.check == "off" or self.plan.reached <= self.plain:
+            return False
+        if request.check == "always" or self.key.is_hooked:
+            return True
         return self.standing.is_due(self.delivery, request.check_every)
 
 
-def hooks_in(graph: Graph) -> Registered:
-    """The hooks that may be in a graph: those that were registered since the one before it."""
-    return hook_register.of(max([graph.nodes[k]._sequence_nr() for k, _ in graph.roots]))
-
-
-def key_of(request: Request, *, collects: bool, hooks: int) -> Key:
+def key_of(request: Request, graph: Graph, *, collects: bool) -> Key:
     """What the way of a step depends on beside its graph."""
     asked = request.memory, request.check, request.retain_graph, request.instances is None
-    return Key(request.key, asked, collects, hooks)
+    is_hooked = hook_history.count(graph.nodes) > 0
+    return Key(request.key, asked, collects, is_hooked, request.model)
 
 
 def decide(request: Request, graph: Graph, plan: Plan, standing: Standing, key: Key) -> Way:
     """Choose the way of a step with a plan."""
     experience = experience_of(plan)
-    can_replay = not key.collects and _can_replay(request, plan)
+    can_replay = not (key.collects or key.is_hooked) and _can_replay(request, plan)
     program = experience.compiled if can_replay else None
     has_program = program is not None and program.inputs(graph, request.key) is not None
-    frees = not (key.collects or request.retain_graph)
+    frees = not (key.collects or key.is_hooked or request.retain_graph)
     frees = frees and (has_program or can_free(graph, plan))
     frees = frees and (request.memory == "fast" or is_light(plan))
-    keeps = request.memory == "fast" or frees
-    # What is certified is what runs: that depends on what is kept for the gradients, on hooks on
-    # the way, on the order of the sizes, and on whether there is a program.
+    # An ordinary backward pass gives the combined rows only where everything is linear.
+    is_linear = not (key.is_hooked or standing.demoted or holds_functions(graph))
+    keeps = request.memory == "fast" or frees or not is_linear
+    # What is captured inside of a graph is captured before hooks, see docs/certificates.md.
+    by_rows = plan.reached if request.instances is None else plan.by_rows
+    plain = by_rows if key.is_hooked else by_rows & standing.demoted
+    # What is certified is what runs: that depends on what is kept for the gradients, on the order
+    # of the sizes, and on whether there is a program.
     sizes = rounded([request.objectives.m, plan.activations])
-    delivery = (request.memory, keeps, key.hooks, sizes, has_program)
+    delivery = (request.memory, keeps, sizes, has_program)
     known = plan, experience, standing, standing.demoted
-    return Way(key, *known, can_replay, has_program, keeps, frees, delivery)
+    return Way(key, *known, can_replay, has_program, keeps, frees, plain, delivery)
 
 
 def _can_replay(request: Request, plan: Plan) -> bool:

@@ -64,6 +64,17 @@ def reader(*names: str) -> Callable[[Node], Hashable]:
     return read
 
 
+def is_cast_to_complex(node: Node) -> Hashable:
+    """Whether a cast is one between real and complex numbers, which does more than copy."""
+    ((below, output),) = node.next_functions
+    assert below is not None
+    result, source = node._input_metadata[0].dtype, below._input_metadata[output].dtype
+    return bool(result.is_complex != source.is_complex)
+
+
+READERS["ToCopyBackward0"] = is_cast_to_complex
+
+
 def read_indices(node: Node) -> Hashable:
     """How each axis of ``x[indices]`` is indexed: ``None`` (not), or the rank of its index.
 

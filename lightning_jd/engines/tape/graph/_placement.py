@@ -99,8 +99,8 @@ def place(records: Sequence[Record], edge: Edge) -> Placement | None:
     while record.name != LEAF:
         if len(record.inputs) != 1 or (child := record.inputs[0]) is None:
             return None
-        if record.name not in _MOVES:
-            return None
+        if record.name not in _MOVES or record.facts is True:
+            return None  # it does more than move entries: it is unknown, or casts to complex
         chain.append((record, edge.output))
         edge, record = child, records[child.node]
     if record.facts == FOREIGN or not isinstance(record.facts, int):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from lightning_jd.engines._objectives import Output
@@ -118,6 +119,15 @@ def types_in(graph: Graph) -> set[torch.dtype]:
     """The floating-point types of all results of operations."""
     found = {described.dtype for node in graph.nodes for described in node._input_metadata}
     return {dtype.to_real() for dtype in found if dtype.is_floating_point or dtype.is_complex}
+
+
+def holds_functions(graph: Graph) -> bool:
+    """Whether somebody's own function, whose backward need not be linear, is in a graph."""
+    return any(
+        (isinstance(node, BackwardCFunction) or "CppNode" in node.name())
+        and not node.name().startswith("CompiledFunction")
+        for node in graph.nodes
+    )
 
 
 def records_of(signature: Sequence[Any]) -> tuple[Record, ...]:

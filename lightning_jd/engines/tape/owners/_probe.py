@@ -1,70 +1,53 @@
 """Finds owners by experiment, where they could not be proven.
 
 Multiplying by a power of two is exact in every binary type and commutes with every rounding of a
-linear pass. So a slice that belongs to one loss comes back from a pass in which that loss was
-multiplied by a power of two as the same bits with another exponent, its rounding errors included.
-The number of each loss is written in some base, one digit a pass, as such an exponent: a pass
-without codes and a few coded ones name the owner of every slice. A slice that is no exact multiple
-is mixed.
+linear operation. So a slice that belongs to one loss comes back from an operation at which that
+loss was multiplied by a power of two as the same bits with another exponent, its rounding errors
+included. The number of each loss is written in some base, one digit a pass, as such an exponent: a
+pass without codes and a few coded ones name the owner of every slice. A slice that is no exact
+multiple is mixed.
 
-A pass goes through one operation, whose outputs have known owners, with numbers in general
-position; or from the losses down to the place in question. What is tested belongs to this very
-step, so that nothing has to be assumed about the next one.
+The operation is differentiated alone, in single precision or better, with random cotangents: in
+half precision, and with cotangents of rank one, mixtures may pass for multiples. What is tested
+belongs to this very step, so that nothing has to be assumed about the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import Node
 
-from lightning_jd.engines.tape.graph import (
-    Edge,
-    Graph,
-    Ids,
-    Shape,
-    any_hooked,
-    gradients_of,
-    local_vjp,
-    types_in,
-)
+from lightning_jd.engines.tape.graph import Graph, Ids, Shape, any_hooked, local_vjp
 from lightning_jd.engines.tape.owners._owners import NOBODY, Owners
 
 #: The user's random numbers (dropout, shuffling) must not depend on what is probed.
-_random = np.random.default_rng(0)
+_random, _random_numbers = np.random.default_rng(0), torch.Generator().manual_seed(0)
 
 
 @dataclass(frozen=True)
 class _Alphabet:
-    """Exponents that a type has room for, and what rounding does to them.
+    """Exponents that a type has room for.
 
     Attributes:
         base: How many exponents there are; zero is left out.
         lowest: The smallest.
-        floor: Differences up to here are the loss of bits below the smallest normal number.
-        quiet: A slice of which no entry is larger counts as zero: a few such bits are all it has,
-            or its square vanishes in a Gramian of this type.
-        blur: Relative differences within a slice that lost bits further up in the pass leave.
+        smallest: A slice without a larger entry may lose bits in a coded pass.
+        lost: The bits that smaller entries may lose.
     """
 
     base: int
     lowest: int
-    floor: float
-    quiet: float
-    blur: float
+    smallest: float
+    lost: float
 
 
-_DOUBLE = _Alphabet(512, -256, 2.0**-1000, 2.0**-700, 0.0)
-_SINGLE = _Alphabet(64, -32, 2.0**-116, 2.0**-80, 0.0)
-#: Its smallest normal number is 6e-5, so that most passes meet smaller ones.
-_HALF = _Alphabet(8, 0, 2.0**-22, 2.0**-21, 2.0**-4)
+_DOUBLE = _Alphabet(512, -256, 2.0**-700, 2.0**-1060)
+_SINGLE = _Alphabet(64, -32, 2.0**-90, 2.0**-140)
 #: Entries of a slice that are looked at first.
 _SAMPLE = 32
 #: Kernels that add in an order of their own leave a few units in the last place.
@@ -76,20 +59,11 @@ class Probe:
 
     Args:
         graph: The graph.
-        losses: Shape (b,) or (b, k); the owners are the b instances.
-        scale: What the losses are multiplied by before they are differentiated.
+        m: The number of owners.
     """
 
-    def __init__(self, graph: Graph, losses: Tensor, scale: float | Tensor) -> None:
-        self._graph, self._losses, self._scale = graph, losses, scale
-
-    @cached_property
-    def _code(self) -> _Code:
-        types = types_in(self._graph)
-        rounding = 0.0
-        if self._losses.device.type != "cpu":
-            rounding = _UNORDERED * max(torch.finfo(dtype).eps for dtype in types)
-        return _Code(len(self._losses), _alphabet(types), rounding)
+    def __init__(self, graph: Graph, m: int) -> None:
+        self._graph, self._m = graph, m
 
     def below(
         self, node: int, owners: Sequence[Owners | None], shapes: Sequence[Shape | None]
@@ -103,60 +77,69 @@ class Probe:
 
         Returns:
             One entry per input, ``None`` where slices are mixed; or ``None`` if the operation
-            cannot be differentiated alone.
+            cannot be differentiated alone, or not in single precision.
         """
         described = self._graph.nodes[node]
         if any_hooked(described):
             return None  # saved tensors that are recomputed are given out once per pass
-        passes = [
-            local_vjp(described, _cotangents(described, owners, exponents))
-            for exponents in self._code.exponents
-        ]
+        results = described._input_metadata
+        used = [each for each, who in zip(results, owners, strict=True) if who is not None]
+        is_half = any(each.dtype.to_real().itemsize < _WIDE for each in used)
+        is_double = all(each.dtype.to_real() == torch.float64 for each in used)
+        code = _Code(
+            self._m,
+            _DOUBLE if is_double else _SINGLE,
+            0.0 if used[0].device.type == "cpu" else _UNORDERED * torch.finfo(torch.float32).eps,
+        )
+        plain = _cotangents(described, owners)
+        try:
+            passes = [
+                local_vjp(described, _coded(plain, owners, exponents))
+                for exponents in code.exponents
+            ]
+        except Exception:
+            if is_half:  # the operation takes no other type than its own
+                return None
+            raise
         return [
-            None if shape is None else self._code.owners(*[_fitted(g, shape) for g in gradients])
+            None if shape is None else code.owners(*[_fitted(g, shape) for g in gradients])
             for shape, *gradients in zip(shapes, *passes, strict=True)
         ]
 
-    def at(self, edges: Sequence[Edge]) -> list[Owners | None]:
-        """The owners of the gradients at some edges; ``None`` where slices are mixed."""
-        weights = torch.ones_like(self._losses) * self._scale
-        if self._losses.ndim == 2:
-            # losses of one instance might cancel each other: weigh them at random
-            numbers = _random.uniform(0.5, 1.5, self._losses.shape[1])
-            weights = weights * torch.as_tensor(numbers, dtype=weights.dtype, device=weights.device)
-        targets = [GradientEdge(self._graph.nodes[node], output) for node, output in edges]
-        passes = []
-        for exponents in self._code.exponents:
-            factors = torch.as_tensor(2.0**exponents, dtype=weights.dtype, device=weights.device)
-            coded = weights * (factors if weights.ndim == 1 else factors.unsqueeze(1))
-            passes.append(gradients_of([self._losses], [coded], targets))
-        return [self._code.owners(*gradients) for gradients in zip(*passes, strict=True)]
+
+#: The bytes of a number of single precision.
+_WIDE = 4
 
 
-def _cotangents(
-    node: Node, owners: Sequence[Owners | None], exponents: npt.NDArray[Any]
-) -> list[Tensor | None]:
-    """Numbers in general position, those of each owner times its power of two."""
+def _cotangents(node: Node, owners: Sequence[Owners | None]) -> list[Tensor | None]:
+    """Random numbers, in single precision or better."""
     found: list[Tensor | None] = []
     for who, described in zip(owners, node._input_metadata, strict=True):
         if who is None:
             found.append(None)
             continue
-        shape = tuple(described.shape)
-        factors = np.where(who.ids == NOBODY, 0.0, 2.0 ** exponents[who.ids])
-        coded = torch.as_tensor(factors, dtype=described.dtype, device=described.device)
-        cotangent = coded.view([-1 if axis == who.axis else 1 for axis in range(len(shape))])
-        for axis, size in enumerate(shape):
-            numbers = _in_general_position(size, axis, described.dtype, described.device)
-            cotangent = cotangent * numbers.view([size, *[1] * (len(shape) - axis - 1)])
-        found.append(cotangent)
+        dtype = described.dtype
+        if dtype.to_real().itemsize < _WIDE:
+            dtype = torch.complex64 if dtype.is_complex else torch.float32
+        numbers = torch.rand(tuple(described.shape), generator=_random_numbers, dtype=dtype)
+        found.append((numbers + 0.5).to(described.device))
     return found
 
 
-@lru_cache(maxsize=256)
-def _in_general_position(size: int, axis: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    numbers = np.random.default_rng(axis).uniform(0.5, 1.5, size)
-    return torch.as_tensor(numbers, dtype=dtype, device=device)
+def _coded(
+    cotangents: Sequence[Tensor | None], owners: Sequence[Owners | None], exponents: Ids
+) -> list[Tensor | None]:
+    """Cotangents, those of each owner times its power of two."""
+    found: list[Tensor | None] = []
+    for cotangent, who in zip(cotangents, owners, strict=True):
+        if cotangent is None or who is None:
+            found.append(None)
+            continue
+        factors = np.where(who.ids == NOBODY, 0.0, 2.0 ** exponents[who.ids])
+        coded = torch.as_tensor(factors, device=cotangent.device).to(cotangent.dtype)
+        shape = [-1 if axis == who.axis else 1 for axis in range(cotangent.ndim)]
+        found.append(cotangent * coded.view(shape))
+    return found
 
 
 def _fitted(gradient: Tensor | None, shape: Shape) -> Tensor | None:
@@ -177,7 +160,7 @@ class _Code:
     """
 
     def __init__(self, m: int, alphabet: _Alphabet, rounding: float) -> None:
-        self._alphabet, self._rounding = alphabet, max(alphabet.blur, rounding)
+        self._alphabet, self._rounding = alphabet, rounding
         # A random order: of two losses that mix, the smaller one is not always the smaller number.
         self._numbers = _random.permutation(m)
         self._loss_of = np.argsort(self._numbers)
@@ -200,7 +183,7 @@ class _Code:
         """
         if plain is None:
             return Owners(None, np.array([NOBODY]))
-        if plain.is_nested:
+        if plain.is_nested or plain.dtype.to_real().itemsize < _WIDE:
             return None
         axes = range(plain.ndim)
         if plain.is_complex():
@@ -233,31 +216,24 @@ class _Code:
         alphabet = self._alphabet
         sizes = lines.abs()  # norms along an axis are slow
         largest, length = sizes.amax(dim=1), sizes.sum(dim=1)
-        quiet = largest <= alphabet.quiet
-        length = length.where(~quiet, 1)
-        loud = alphabet.quiet * 2.0 ** (alphabet.lowest + alphabet.base)
-        fine = torch.isfinite(largest)
+        zero = largest == 0
+        length = length.where(~zero, 1)
+        fine = torch.isfinite(largest) & (zero | (largest >= alphabet.smallest))
         number = torch.zeros(len(lines), dtype=torch.int64, device=lines.device)
         for digit, others in enumerate(coded):
             ratio = torch.abs(others, out=sizes).sum(dim=1) / length
-            exponent = torch.log2(ratio.clamp(min=2.0**-300)).round().where(~quiet, 0)
+            exponent = torch.log2(ratio.clamp(min=2.0**-300)).round().where(~zero, 0)
             power = torch.exp2(exponent)
             torch.addcmul(others, lines, power.unsqueeze(1), value=-1, out=sizes)
             off = sizes.abs_().amax(dim=1)
-            allowed = self._rounding * largest * power + alphabet.floor * power.clamp(min=1)
+            allowed = self._rounding * largest * power + alphabet.lost * power.clamp(min=1)
             place = exponent.long() - alphabet.lowest - (exponent > 0).long()
             is_digit = (place >= 0) & (place < alphabet.base) & (exponent != 0)
-            # two losses that cancel are quiet in the pass without codes only
-            fine &= torch.where(quiet, off <= loud, (off <= allowed) & is_digit)
+            # two losses that cancel are zero in the pass without codes only
+            fine &= torch.where(zero, off == 0, (off <= allowed) & is_digit)
             number += place.clamp(0, alphabet.base - 1) * alphabet.base**digit
-        fine &= quiet | (number < len(self._loss_of))
+        fine &= zero | (number < len(self._loss_of))
         if not bool(fine.all()):
             return None
-        losses = self._loss_of[number.where(~quiet, 0).cpu().numpy()]
-        return np.where(quiet.cpu().numpy(), NOBODY, losses)
-
-
-def _alphabet(types: Collection[torch.dtype]) -> _Alphabet:
-    if torch.float16 in types:
-        return _HALF
-    return _DOUBLE if set(types) <= {torch.float64} else _SINGLE
+        losses = self._loss_of[number.where(~zero, 0).cpu().numpy()]
+        return np.where(zero.cpu().numpy(), NOBODY, losses)

@@ -23,6 +23,7 @@ from lightning_jd.engines.tape.graph import (
     Trail,
     records_of,
     table_version,
+    types_in,
     walk,
 )
 from lightning_jd.engines.tape.owners import Evidence, Questions
@@ -31,6 +32,8 @@ from lightning_jd.engines.tape.plan._plan import Plan, make_plan
 _Value = TypeVar("_Value")
 #: Plans that are remembered for one graph, whose index tensors may differ from step to step.
 _PLANS = 8
+#: Integers up to here are dimensions, strides and options; larger ones are sizes and positions.
+_EXACT = 8
 
 
 class Recent(Generic[_Value]):
@@ -109,7 +112,7 @@ class KnownGraph:
     def is_static(self) -> bool:
         """Whether plans depend on the structure of the graph only, and not on data."""
         asked = self._questions
-        return not (asked.read or asked.probed or asked.crossed)
+        return not (asked.read or asked.crossed)
 
     def plan(self, evidence: Evidence, demoted: frozenset[int] = frozenset()) -> Plan:
         """The plan for this graph and the data of this step; demoted parameters are not claimed."""
@@ -170,9 +173,13 @@ def known_graph(
     return graph, known
 
 
-def standing_of(known: KnownGraph, owners: int, hooks: int) -> Standing:
-    """What certificates have shown about graphs of this kind, with or without hooks."""
-    return _standing.get((known.kind, owners == 1, hooks > 0, table_version()), Standing)
+def standing_of(
+    known: KnownGraph, graph: Graph, owners: int, model: Hashable, *, is_hooked: bool
+) -> Standing:
+    """What certificates have shown about graphs of this kind and these types, in one model."""
+    types = frozenset(types_in(graph))
+    key = model, known.kind, types, owners == 1, is_hooked, table_version()
+    return _standing.get(key, Standing)
 
 
 def forget() -> None:
@@ -184,7 +191,21 @@ def forget() -> None:
 
 def _kind(records: tuple[Record, ...], roots: tuple[Edge, ...]) -> int:
     shapeless = [
-        (r.name, *map(len, r.shapes), r.inputs, r.facts if r.name == LEAF else None)
+        (r.name, *map(len, r.shapes), r.inputs, r.facts if r.name == LEAF else _coarse(r.facts))
         for r in records
     ]
     return hash((roots, *shapeless))
+
+
+def _coarse(facts: Hashable) -> Hashable:
+    """Arguments, sizes and positions among them up to a factor of two.
+
+    Example:
+        >>> _coarse((1, 100, "mean"))
+        (1, ('about', True, 7), 'mean')
+    """
+    if isinstance(facts, tuple):
+        return tuple([_coarse(fact) for fact in facts])
+    if type(facts) is int and abs(facts) > _EXACT:
+        return "about", facts > 0, facts.bit_length()
+    return facts

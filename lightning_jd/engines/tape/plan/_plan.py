@@ -133,16 +133,13 @@ def make_plan(
     order = parents_first(records, [edge.node for edge in roots])
     reaching = reaching_of(records, order)
     begin = alone() if evidence.m == 1 else in_order(evidence.m)
-    while True:
-        survey = Survey(records, reaching, evidence)
-        for edge in roots:
-            survey.arrive(edge, begin)
-        for node in order:
-            if node in reaching and records[node].name != LEAF:
-                survey.cross(node)
-        if evidence.m == 1 or not survey.frontier:
-            return _sorted_out(survey, frozenset(demoted), order, evidence.m, kind, tuple(roots))
-        evidence.probe(survey.frontier)
+    survey = Survey(records, reaching, evidence)
+    for edge in roots:
+        survey.arrive(edge, begin)
+    for node in order:
+        if node in reaching and records[node].name != LEAF:
+            survey.cross(node)
+    return _sorted_out(survey, frozenset(demoted), order, evidence.m, kind, tuple(roots))
 
 
 def _sorted_out(
@@ -155,7 +152,9 @@ def _sorted_out(
 ) -> Plan:
     records = survey.records
     mixed = {k for use in survey.uses if use.owners is None for k in use.parameters}
-    by_rows = demoted | survey.opaque | mixed
+    positions = [_position(records[edge.node]) for edge in roots]
+    losses = {position for position in positions if position is not None}
+    by_rows = demoted | survey.opaque | mixed | losses
     reached = {records[node].facts for node in survey.reaching if records[node].name == LEAF}
     computed = survey.computed - by_rows
     placed = [use for use in survey.uses if use.placements[0].parameter not in by_rows]
@@ -185,6 +184,11 @@ def _sorted_out(
         sparse=_sparse(survey),
         roots=roots,
     )
+
+
+def _position(record: Record) -> int | None:
+    """The position of a parameter, if a node is one."""
+    return record.facts if record.name == LEAF and isinstance(record.facts, int) else None
 
 
 def _arrangement(use: Use, records: Sequence[Record], m: int) -> Arrangement | None:

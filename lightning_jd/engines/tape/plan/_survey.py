@@ -36,30 +36,22 @@ class Survey:
 
     def __init__(self, records: tuple[Record, ...], reaching: set[int], evidence: Evidence) -> None:
         self.records, self.reaching = records, reaching
-        self._evidence, self._probed = evidence, evidence.probed
+        self._evidence = evidence
         self.states: dict[Edge, State] = {}
         self.uses: list[Use] = []
         self.virtual: list[Use] = []
         self.computed: set[int] = set()
         self.culprits: dict[int, str] = {}
-        #: Where owners got lost, and no pass from the losses has been made yet.
-        self.frontier: set[Edge] = set()
         self._lost_at: dict[int, str] = {}
-        self._crossed: set[int] = set()
         self.opaque: set[int] = set()
 
     def arrive(self, edge: Edge, state: State) -> None:
         """Note one more path by which gradients come to an output of a node."""
-        if edge in self._probed:
-            self.states[edge] = self._probed[edge] or Zone.UNPROVEN
-            return
         before = self.states.get(edge)
         if before is None:
             self.states[edge] = state
         elif isinstance(before, Owners) and isinstance(state, Owners):
             self.states[edge] = joined(before, state) or Zone.UNPROVEN
-            if self.states[edge] is Zone.UNPROVEN:
-                self.frontier.add(edge)
         elif before is not state:
             self.states[edge] = Zone.UNPROVEN
 
@@ -97,7 +89,7 @@ class Survey:
             elif isinstance(flow := flowed[slot], Owners):
                 self.arrive(child, flow)
             else:
-                self._lose(child, lost_at or record.name, owners is None or node in self._crossed)
+                self._lose(child, lost_at or record.name)
 
     def _children(self, record: Record) -> list[Edge]:
         return [c for c in record.inputs if c is not None and c.node in self.reaching]
@@ -114,11 +106,8 @@ class Survey:
             else:
                 self._lose(child, record.name)
 
-    def _lose(self, child: Edge, operation: str, is_known: bool = False) -> None:
-        """Owners are lost in an operation, which a pass from the losses may have shown already."""
+    def _lose(self, child: Edge, operation: str) -> None:
         self._lost_at.setdefault(child.node, operation)
-        if not is_known and child not in self._probed:
-            self.frontier.add(child)
         self.arrive(child, Zone.UNPROVEN)
 
     def _flow(self, node: int, owners: Sequence[Owners | None]) -> Sequence[object]:
@@ -136,25 +125,16 @@ class Survey:
         ]
         if all(shape is None for shape in unproven):
             return flowed
-        at = Crossed(tuple(owners), tuple(unproven), is_static=_is_static(record))
-        found = self._evidence.below(node, at)
+        found = self._evidence.below(node, Crossed(tuple(owners), tuple(unproven)))
         if found is None:
             return flowed
-        self._crossed.add(node)
         return [flow or below for flow, below in zip(flowed, found, strict=True)]
 
     def _matters(self, child: Edge | None) -> bool:
         """Whether owners must be known at an input: it is no parameter, nor nested."""
-        if child is None or child.node not in self.reaching or child in self._probed:
+        if child is None or child.node not in self.reaching:
             return False
         return self.records[child.node].name != NESTED and place(self.records, child) is None
-
-
-def _is_static(record: Record) -> bool:
-    """Views with given strides, and operations in place of a view that have no other input."""
-    if record.name == "torch::autograd::CopySlices":
-        return len(record.inputs) == 1
-    return record.name in ("AsStridedBackward0", "AsStridedBackward1")
 
 
 def _owners(states: Sequence[State | None]) -> list[Owners | None] | None:

@@ -23,7 +23,7 @@ from lightning_jd.engines.tape.rules._registry import Site, register_rule, requi
 def addmm_weight(site: Site) -> Contribution:
     """``b + x W``: rows of x meet rows of the cotangent."""
     if len(site.slots) > 1:
-        require(site.saved("beta") == 1 and len(site.placements[1].shape) == 1)
+        require(site.saved("beta") == 1 and site.placements[1].shape == site.shape[1:])
     return _rows_meet_rows(site, "mat1", site.saved("alpha"))
 
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from lightning_jd.engines.tape.contributions import Contribution, OuterProduct, Rows
 from lightning_jd.engines.tape.owners import Arrangement, Owners
@@ -33,10 +32,6 @@ class _Layer(NamedTuple):
     inputs: Tensor
     states: Tensor
     gates: Tensor
-
-
-#: By one of the cotangents of a layer, as long as it lives: its four weights come one by one.
-_layers = WeakTensorKeyDictionary()
 
 
 @register_rule(_NAME, 1, saved=_SAVED, outputs=3)
@@ -65,10 +60,9 @@ def _samples(site: Site) -> Arrangement:
 def _layer(site: Site) -> _Layer:
     require(site.saved("mode") == _LSTM and site.saved("has_biases"))
     require(not site.saved("batch_sizes"))
-    found: _Layer | None = _layers.get(site.cotangent_like)
-    if found is None:
-        found = _layers[site.cotangent_like] = _differentiated(site)
-    return found
+    # steps depend on each other, so that owners must be samples: of the outputs, or of last states
+    require(site.owners.axis == (0 if site.cotangents[0] is None else 1))
+    return site.once(_differentiated)
 
 
 def _differentiated(site: Site) -> _Layer:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from lightning_jd.engines.tape.contributions import Contribution
 from lightning_jd.engines.tape.graph import Placement, table_changed
 from lightning_jd.engines.tape.owners import Arrangement
 from lightning_jd.errors import ArgumentError
+
+_Result = TypeVar("_Result")
 
 
 class NotApplicableError(Exception):
@@ -43,6 +45,7 @@ class Site:
         placements: Where each asked input is in its parameter; its shape is in ``shape``.
         dtype: The type to compute in.
         read: Reads what autograd saved, by name, where it must not be read from the node.
+        results: What :meth:`once` has computed for this operation in this pass.
     """
 
     node: Node
@@ -52,6 +55,7 @@ class Site:
     placements: tuple[Placement, ...]
     dtype: torch.dtype
     read: Callable[[str], Any] | None = None
+    results: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def owners(self) -> Arrangement:
@@ -86,6 +90,13 @@ class Site:
     def saved(self, name: str) -> Any:
         """An argument that autograd saved, such as ``"input"`` or ``"stride"``."""
         return getattr(self.node, "_saved_" + name) if self.read is None else self.read(name)
+
+    def once(self, compute: Callable[[Site], _Result]) -> _Result:
+        """What several inputs of one operation need, computed for the first of them."""
+        if compute not in self.results:
+            self.results[compute] = compute(self)
+        found: _Result = self.results[compute]
+        return found
 
     def split(self, x: Tensor) -> Tensor:
         """Slices of an activation by owner, shape ``(m, T, *rest)``, in the type to compute in.

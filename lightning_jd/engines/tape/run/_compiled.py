@@ -129,6 +129,9 @@ class Compiled:
 def _like(D: Tensor | None, look: Look) -> Tensor:
     """A gradient in the memory order and type that were recorded; one that is missing is zero."""
     shape, strides, dtype, device = look
+    if 0 in strides:  # expanded; what can be done with such a tensor can be done with a dense one
+        dense = torch.zeros(shape, dtype=dtype, device=device)
+        return dense if D is None else dense.copy_(D)
     ordered = torch.empty_strided(shape, strides, dtype=dtype, device=device)
     return ordered.zero_() if D is None else ordered.copy_(D)
 

@@ -121,8 +121,9 @@ class Interpreter:
             return []
         cotangents = self._unscaled(cotangents)
         refused = []
+        results: dict[Any, Any] = {}
         for position in self.plan.by_node[node]:
-            part = self._by_rule(position, cotangents)
+            part = self._by_rule(position, cotangents, results)
             self.refused[position] = part is None
             if part is None:
                 refused.append(position)
@@ -148,7 +149,11 @@ class Interpreter:
         return D.to(self.dtype.to_complex() if D.is_complex() else self.dtype)
 
     def _site(
-        self, position: int, cotangents: Cotangents, slots: Sequence[int] | None = None
+        self,
+        position: int,
+        cotangents: Cotangents,
+        slots: Sequence[int] | None = None,
+        results: dict[Any, Any] | None = None,
     ) -> Site:
         use = self.plan.uses[position]
         chosen = range(len(use.slots)) if slots is None else slots
@@ -160,16 +165,19 @@ class Interpreter:
             placements=tuple([use.placements[j] for j in chosen]),
             dtype=self.dtype,
             read=None if self.read is None else partial(self.read, use.node),
+            results={} if results is None else results,
         )
 
-    def _by_rule(self, position: int, cotangents: Cotangents) -> Contribution | None:
+    def _by_rule(
+        self, position: int, cotangents: Cotangents, results: dict[Any, Any]
+    ) -> Contribution | None:
         use = self.plan.uses[position]
         rule = rule_of(self.records[use.node].name, use.slots[0])
         if rule is None or self.plan.arrangements[position] is None:
             return None
         if cotangents[0] is not None and cotangents[0].is_complex():
             return None  # rules are about real numbers
-        site = self._site(position, cotangents)
+        site = self._site(position, cotangents, results=results)
         try:
             found = rule(site)
         except NotApplicableError:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from lightning_jd.engines._hooks import hook_register
+from lightning_jd.engines._hooks import hook_history
 from lightning_jd.engines.tape.graph import Edge, Graph, gradients_of, is_hooked
 
 Cotangents = tuple[Tensor | None, ...]
@@ -42,7 +42,7 @@ def run(
             soon as its gradients are computed.
     """
     lowest = {end.node for end in ends}
-    with hook_register.own():
+    with hook_history.own():
         handles = [
             graph.nodes[node].register_prehook(_hook(partial(consume, node)))
             for node in nodes
@@ -121,7 +121,7 @@ def read_ahead(wanted: Iterable[tuple[int, Node, Sequence[str]]]) -> dict[int, d
             seed = torch.zeros((), requires_grad=True)
             end = seed.clone()
         assert end.grad_fn is not None
-        with hook_register.own():
+        with hook_history.own():
             end.grad_fn.register_prehook(read)
         torch.autograd.grad(end, seed)
     return found

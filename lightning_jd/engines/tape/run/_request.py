@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdRef
 
 from lightning_jd.engines._columns import to_columns
 from lightning_jd.engines._objectives import Objectives
@@ -24,6 +25,7 @@ class Request:
         dtype: The type to compute in.
         instances: The losses of several instances; ``None`` if the rows are tasks, or one instance.
         key: What a program depends on that the graph does not show.
+        model: The same for steps that have the same parameters.
     """
 
     def __init__(
@@ -47,8 +49,11 @@ class Request:
         self.instances: Tensor | None = None
         if isinstance(losses, Tensor) and objectives.kind != "tasks" and losses.shape[0] > 1:
             self.instances = losses
+        #: The number of owners of gradients; tasks have one, which owns everything.
+        self.owners = 1 if self.instances is None else len(self.instances)
         factor = "tensor" if isinstance(scale, Tensor) else scale
         self.key: Hashable = (factor, tuple(types), own, self.device)
+        self.model: Hashable = WeakIdRef(self.tensors[0]), WeakIdRef(self.tensors[-1])
 
     def empty_ledger(
         self,

@@ -25,6 +25,7 @@ class Recording:
         known: What is known of it.
         plan: The plan for it.
         request: What is asked for.
+        plain: Parameters whose rows are taken from autograd, with nothing of the tape between.
         retain_graph: Whether the graph is kept; otherwise it is freed on the way.
     """
 
@@ -35,10 +36,11 @@ class Recording:
         plan: Plan,
         request: Request,
         *,
+        plain: frozenset[int] = frozenset(),
         retain_graph: bool = True,
     ) -> None:
         self.graph, self.known, self.plan = graph, known, plan
-        self.request, self.retain_graph = request, retain_graph
+        self.request, self.plain, self.retain_graph = request, plain, retain_graph
         #: How each reached parameter was dealt with.
         self.paths: dict[int, str] = {}
 
@@ -73,9 +75,11 @@ class Recording:
 
     def _by_rows(self, positions: frozenset[int], ledger: Ledger) -> None:
         request = self.request
-        general = self.known.plan(Evidence(self.graph, None, request.scale))
+        general = self.known.plan(Evidence(self.graph, 1))
         chosen = {k: request.tensors[k] for k in sorted(positions)}
-        paths = add_rows(ledger, self.graph, general, request.objectives, chosen, request.scale)
+        paths = add_rows(
+            *(ledger, self.graph, general, request.objectives, chosen, request.scale), self.plain
+        )
         self.paths.update(paths)
 
 

@@ -32,6 +32,7 @@ def add_rows(
     objectives: Objectives,
     parameters: Mapping[int, Tensor],
     scale: float | Tensor,
+    plain: Collection[int] = (),
 ) -> dict[int, str]:
     """Add the Gramian of some parameters, with one pass per row.
 
@@ -42,6 +43,7 @@ def add_rows(
         objectives: The rows.
         parameters: The parameters, by position.
         scale: What the losses are multiplied by before they are differentiated.
+        plain: Parameters whose rows are taken from autograd, with nothing of the tape between.
 
     Returns:
         How each parameter was dealt with.
@@ -50,7 +52,7 @@ def add_rows(
     passes = Passes(graph, plan, objectives, scale, dtype)
     own = {k: passes.task_of(plan.leaves[k]) for k in parameters}
     targets: list[Target] = []
-    for use in _single_uses(plan, {k for k in parameters if own[k] is None}):
+    for use in _single_uses(plan, {k for k in parameters if own[k] is None and k not in plain}):
         target = _without_gradients(graph, plan, use, objectives.m, dtype)
         target = target or _by_rule(graph, use, dtype)
         if target is not None:
