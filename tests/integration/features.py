@@ -52,6 +52,27 @@ class Frozen(Regression):
         self.unused = nn.Parameter(torch.ones(3))
 
 
+class Hooked(Regression):
+    """Gradients at the output of the first layer are changed by a hook."""
+
+    def hook(self, gradient: Tensor) -> Tensor:
+        return 3 * gradient
+
+    def errors(self, batch: list[Tensor]) -> Tensor:
+        x, y = batch
+        h = self.net[0](x)
+        if h.requires_grad:
+            h.register_hook(self.hook)
+        return (self.net[1:](h) - y).square()
+
+
+class Clipped(Hooked):
+    """The same with a hook that is not linear."""
+
+    def hook(self, gradient: Tensor) -> Tensor:
+        return gradient.clamp(-0.01, 0.01)
+
+
 class WithHooks(Regression):
     """A module that overrides the hooks around the backward pass."""
 
@@ -161,6 +182,8 @@ FEATURES = {
     "compiled part": Feature(module=Compiled),
     "frozen and unused parameters": Feature(module=Frozen),
     "overridden hooks": Feature(module=WithHooks),
+    "hooks that scale gradients": Feature(module=Hooked),
+    "hooks that clip gradients": Feature(module=Clipped),
     "manual optimization": Feature(module=ManualRegression),
     "manual optimization, bf16-mixed": Feature(
         lambda: {"precision": "bf16-mixed"}, ManualRegression, BF16

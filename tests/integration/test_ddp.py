@@ -18,7 +18,7 @@ from lightning_jd.errors import NonFiniteError, SetupError
 from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy
 from tests.helpers.halves import Run, assert_halves_equal_the_whole, check, shared_batches
 from tests.helpers.lightning import ManualRegression, Regression, batches, fit, network, weights
-from tests.integration.features import FEATURES
+from tests.integration.features import FEATURES, Clipped, Hooked
 from tests.integration.matrix import MODULES, PRECISIONS, STRATEGIES
 
 TWO_PROCESSES = [name for name in STRATEGIES if "ddp" in name]
@@ -79,6 +79,17 @@ def runs() -> dict[str, Run]:
         lambda: train("ddp", {"aggregator": "upgrad"}, lambda: Regression("tasks"), **clip()),
         CLOSE,
     )
+    for cls in (Hooked, Clipped):
+        for form in ("instances", "tasks"):
+            for method in ("upgrad", "mean"):
+                # the mean of clipped gradients of halves is that of plain training, no other one
+                if not (cls is Clipped and (form, method) != ("instances", "upgrad")):
+                    cases[f"{cls.__name__}, {form}, {method}"] = (
+                        lambda cls=cls, form=form, method=method: train(
+                            "ddp", {"aggregator": method}, lambda: cls(form)
+                        ),
+                        CLOSE,
+                    )
     for find_unused in (False, True):
         for params in ("all", "net.*") if find_unused else ("all", "shared"):
             for exclusive in (False, True):
@@ -264,5 +275,6 @@ def work(rank: int, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Gradients must be linear:RuntimeWarning")
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert_halves_equal_the_whole(work, runs(), tmp_path)

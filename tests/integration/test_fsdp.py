@@ -28,6 +28,7 @@ from lightning_jd.surfaces import JacobianDescent
 from tests.helpers.halves import shared_batches
 from tests.helpers.lightning import ManualRegression, Regression, fit, moved, network, weights
 from tests.helpers.two_processes import run_in_two_processes
+from tests.integration.features import Hooked
 from tests.integration.matrix import MISSING, PRECISIONS, STRATEGIES
 
 FSDP = next(name for name in STRATEGIES if "FSDP2" in name)
@@ -40,6 +41,10 @@ class Sharded(Regression):
     def configure_model(self) -> None:
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
             shard(self, self.device_mesh["data_parallel"])
+
+
+class ShardedHooked(Sharded, Hooked):
+    pass
 
 
 class Uneven(Sharded):
@@ -132,6 +137,8 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
         },
         EXACT,
     ),
+    "hooks": ({"make": lambda: ShardedHooked("instances")}, EXACT),
+    "hooks, tasks": ({"make": lambda: ShardedHooked("tasks")}, EXACT),
     "manually": ({"make": lambda: ShardedManually("list")}, EXACT),
     "momentum": (
         {"make": lambda: Sharded("tasks", torch.optim.AdamW), "gradient_clip_val": 0.1},

@@ -94,7 +94,7 @@ class LiveRows(Rows):
         tape = self._tapes.get(named[0][0])
         if tape is None:
             # All groups differentiate the same graph.
-            keep = self._retain_graph or len(named) < len(self.selected) or self._is_hooked
+            keep = self._retain_graph or len(named) < len(self.selected) or self._is_clipped
             tape = Tape(
                 self._objectives, named, scale=self._scale, memory=self._memory, retain_graph=keep
             )
@@ -102,9 +102,10 @@ class LiveRows(Rows):
         return tape
 
     @cached_property
-    def _is_hooked(self) -> bool:
-        """Whether hooks may change the gradients of plain training."""
-        return self.as_plain and holds_hooks(self._objectives)
+    def _is_clipped(self) -> bool:
+        """Whether hooks may change what tasks get in plain training."""
+        is_known = isinstance(self._objectives.losses, Tensor)  # to the tape
+        return self.as_plain and not is_known and holds_hooks(self._objectives)
 
     @override
     def plain_gradients(self, delivery: Delivery) -> Gradients:
@@ -134,7 +135,7 @@ class LiveRows(Rows):
         if tape is not None:
             self.paths |= tape.paths
             self.slow |= slow_parameters(tape)
-        if tape is None or self._is_hooked:
+        if tape is None or (self.as_plain and (tape.is_hooked or self._is_clipped)):
             keep = self._retain_graph or named is self.plain or bool(self._tapes)  # come first
             return ordinary_gradients(self._objectives, named, weights, self._scale, keep)
         found = tape.gradients(weights)

@@ -24,7 +24,6 @@ from lightning_jd.engines import (
     Tape,
     column_count,
     holds_custom,
-    holds_hooks,
     jacobian_with_reasons,
     slow_parameters,
 )
@@ -144,20 +143,14 @@ class PooledRows(WholeRows):
 
     @override
     def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:
-        if self._is_hooked:
-            self._tapes.pop(named[0][0], None)
+        if self.as_plain and named[0][0] in self._tapes and self._tapes[named[0][0]].is_hooked:
+            self._tapes.pop(named[0][0])
         if not delivery.overlaps or named[0][0] not in self._tapes:
             return super().combine(named, weights, delivery)
         tape = self._tapes.pop(named[0][0])
         for some, compute in tape.gradients_in_turn(self._own_weights(weights, delivery)):
             self.deferred.append(Deferred(tuple([named[k][0] for k in some]), compute))
         return {}
-
-    @property
-    def _is_hooked(self) -> bool:
-        """Whether hooks may change the gradients of plain training."""
-        given = self._objectives
-        return self.as_plain and given is not None and holds_hooks(given)
 
     @override
     def _own_gradients(self, named: NamedParameters, weights: Tensor) -> Gradients:

@@ -35,11 +35,14 @@ class Outcome(NamedTuple):
         ledger: The Gramian, and what gradients are computed from.
         plan: The plan that was carried out; ``None`` for a plain loop.
         paths: How each reached parameter was dealt with; ``None``: by the rules of the plan.
+        is_hooked: Whether foreign hooks may be in the graph, which is kept then; unknown for a
+            plain loop.
     """
 
     ledger: Ledger | Replay | Loop
     plan: Plan | None = None
     paths: Mapping[int, str] | None = None
+    is_hooked: bool = False
 
 
 class Step:
@@ -110,7 +113,7 @@ class Step:
         kind = Collector if self.collects else Ledger
         empty = request.empty_ledger(kind, keeps=way.keeps, once=way.frees)
         ledger = self.interpret(graph, known, way, empty, frees=way.frees)
-        return Outcome(ledger, plan, self.paths)
+        return Outcome(ledger, plan, self.paths, way.key.is_hooked)
 
     def certified(self, way: Way, graph: Graph, known: KnownGraph) -> Outcome | None:
         """Ask the rules, and check what they say, and what the program says.
@@ -137,7 +140,7 @@ class Step:
         ledger.shares.clear()
         if self.collects:
             ledger = self.interpret(graph, known, way, request.empty_ledger(Collector))
-        return Outcome(ledger, plan, self.paths)
+        return Outcome(ledger, plan, self.paths, way.key.is_hooked)
 
     def interpret(
         self,

@@ -99,7 +99,7 @@ class Tape:
         """How each parameter was dealt with, by name; empty before :meth:`gramian`."""
         if self._outcome is None:
             return {}
-        _, plan, paths = self._outcome
+        plan, paths = self._outcome.plan, self._outcome.paths
         if paths is None:
             assert plan is not None
             paths = plan.rule_paths
@@ -109,6 +109,11 @@ class Tape:
     def is_by_rules(self) -> bool:
         """Whether it is known that one pass served all parameters."""
         return self._outcome is not None and isinstance(self._outcome.ledger, Replay)
+
+    @property
+    def is_hooked(self) -> bool:
+        """Whether foreign hooks may be in the graph, which is kept then; unknown of small tasks."""
+        return self._outcome is not None and self._outcome.is_hooked
 
     @property
     def culprits(self) -> dict[str, str]:
