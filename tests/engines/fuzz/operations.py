@@ -52,7 +52,7 @@ LAYERS = {
     "BatchNorm": "x = {m(f'nn.BatchNorm1d({s[1]})')}(x)",
     "embedding": "x = F.embedding(torch.randint(7, ({b}, 3)), {w(7, size)}, {late(None, 0)})",
     "embedded": "x = x + F.embedding(torch.randint({late(7, 3)}, ({b},)), {w(7, n)})",
-    "sparse_embedded": "x = x + F.embedding(torch.randint(7, ({b},)), {w(7, n)}, sparse=True)",
+    "sparse_embedded": "x = x + F.embedding(torch.randint(7, ({b},)), {w(7, n)}, sparse=x.dtype.itemsize > 2)",
     "embedding_bag": "x = F.embedding_bag(torch.randint(7, ({b}, 3)), {w(7, size)}, mode='{pick('sum', 'mean')}')",
     "positions": "x = x + {w(12, n)}[:{s[-2]}]",
     "LSTM": "x = {m(f'nn.LSTM({n}, {size}, batch_first={pick(True, False)})')}(x)[0]",
@@ -222,8 +222,8 @@ LOSSES = {
     "matrix": "return (x.flatten(1)[:, :3] - 0.3).square()",
     "matrix_of_heads": "return torch.stack([(x.flatten(1) @ {w(flat)}).tanh(), x.square().flatten(1).mean(1)], 1)",
     "tasks": "return [(x.flatten(1) @ {w(flat)} - i).square().mean() for i in range({pick(1, 2, 4)})]",
-    "tasks_of_functions": "return [x.square().mean(), (x @ {w(n)}).sin().mean(), x.exp().clamp(max=9).mean()]",
-    "tasks_named": "return dict(a=x.square().mean(), b=(x @ {w(n)}).cos().mean())",
+    "tasks_of_functions": "return [wide(y).mean() for y in (x.square(), (x @ {w(n)}).sin(), x.exp().clamp(max=9))]",
+    "tasks_named": "return dict(a=wide(x.square()).mean(), b=wide((x @ {w(n)}).cos()).mean())",
     "wide_tasks": "x = F.linear(F.linear(x.flatten(1), {w(300, flat)}, {w(300)}).tanh(), {w(300, 300)}).tanh()\n"
     "{when}{registered}(x, {change})\n"
     "return [(x @ {w(300)} - i).square().mean() for i in range(3)]",
