@@ -10,9 +10,11 @@ from lightning_jd.linalg import _arrays, _host, _stages
 from lightning_jd.linalg._arrays import Array
 from lightning_jd.linalg._scaling import RelativeTo, noise_level, underflow_level
 from lightning_jd.linalg._single import solve_single
+from lightning_jd.linalg._threads import by_one_thread
 from lightning_jd.linalg._transfer import to_array, to_tensor, together
 
 
+@by_one_thread
 def project(
     gramian: Tensor,
     targets: Tensor,
@@ -40,6 +42,7 @@ def project(
     return to_tensor(U + inverse * Z, gramian, bounded=certain), residual
 
 
+@by_one_thread
 def upgrad(
     gramian: Tensor,
     preference: Tensor | None,
