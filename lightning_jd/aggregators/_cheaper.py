@@ -28,12 +28,12 @@ def with_cheaper_weights(
 
     Example:
         >>> from lightning_jd.aggregators import resolve
-        >>> with_cheaper_weights(resolve("upgrad"), "encoder", weights_every=4)
+        >>> with_cheaper_weights(resolve("mgda"), "encoder", weights_every=4)
         WeightsEvery(
           n=4
           (aggregator): FromFeatures(
             features='encoder'
-            (aggregator): UPGrad(preference=None, reg=0.0001, solver='auto', tolerance=None)
+            (aggregator): MGDA()
           )
         )
     """

@@ -8,6 +8,11 @@ from typing_extensions import override
 from lightning_jd.aggregators._arguments import checked_reg, not_negative
 from lightning_jd.aggregators._base import GramianAggregator, Property, check_gramian
 from lightning_jd.aggregators._registry import register
+from lightning_jd.aggregators._regularisation import (
+    Relative,
+    checked_relative_to,
+    scale_of_reg,
+)
 from lightning_jd.aggregators._step import Step
 from lightning_jd.errors import ArgumentError
 from lightning_jd.linalg import check_square, dual_cone_weights
@@ -32,8 +37,10 @@ class Primary(GramianAggregator):
         primary: The name or the position of the primary objective.
         margin: The minimum weight of each other objective (the memory strength of GEM); not
             negative.
-        reg: Regularisation relative to the trace of the Gramian; 0 is the projection itself.
+        reg: Regularisation; 0 is the projection itself.
         solver: ``"auto"``, ``"batched"``, or the name of a ``qpsolvers`` solver.
+        relative_to: The scale of ``reg``: ``"row"``, ``"trace"``, or ``"auto"`` by the kind of the
+            rows, as in :class:`~lightning_jd.aggregators.UPGrad`.
 
     Raises:
         ArgumentError: If an argument is out of its range; when called, if the primary objective
@@ -58,19 +65,24 @@ class Primary(GramianAggregator):
         margin: float = 0.0,
         reg: float = 1e-4,
         solver: str = "auto",
+        relative_to: Relative = "auto",
     ) -> None:
         super().__init__()
         self.primary = primary
         self.margin = not_negative("margin", margin)
         self.reg = checked_reg(reg)
         self.solver = solver
+        self.relative_to = checked_relative_to(relative_to)
 
     @override
     def weigh(self, gramian: Tensor, step: Step) -> Tensor:
         check_gramian(gramian)
         target = gramian.new_full((len(gramian),), self.margin)
         target[self._position(step)] = 1
-        return dual_cone_weights(gramian, target, reg=self.reg, solver=self.solver)
+        scale = scale_of_reg(self.relative_to, step)
+        return dual_cone_weights(
+            gramian, target, reg=self.reg, relative_to=scale, solver=self.solver
+        )
 
     @override
     def weights(self, gramian: Tensor) -> Tensor:

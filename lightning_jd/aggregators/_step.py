@@ -24,7 +24,8 @@ class Step:
     Attributes:
         names: One name per objective.
         values: The loss values, shape (m,), detached; ``None`` if they are unknown.
-        kind: What a row is: ``"tasks"``, ``"instances"``, ``"instances_tasks"`` or ``"ranks"``.
+        kind: What a row is: ``"tasks"``, ``"instances"``, ``"instances_tasks"`` or ``"ranks"``;
+            empty if it is unknown.
         group: The group of parameters that the rows belong to; ``None`` without groups.
         columns: The number of tasks per instance, for ``"instances_tasks"``.
     """
@@ -37,8 +38,8 @@ class Step:
 
     @classmethod
     def bare(cls, m: int) -> Step:
-        """A step with m objectives that are named by position and have no loss values."""
-        return cls(tuple(map(str, range(m))))
+        """A step with m objectives of unknown kind, named by position, without loss values."""
+        return cls(tuple(map(str, range(m))), kind="")
 
     def losses_or_ones(self, like: Tensor) -> Tensor:
         """The losses in the dtype and on the device of ``like``; ones if they are unknown."""

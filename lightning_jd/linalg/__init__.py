@@ -11,6 +11,7 @@ from lightning_jd.linalg._dual_cone import (
 )
 from lightning_jd.linalg._float64 import has_float64, in_float64, placed
 from lightning_jd.linalg._kkt import dual_cone_residuals, min_norm_residuals
+from lightning_jd.linalg._scaling import RelativeTo
 from lightning_jd.linalg._semidefinite import (
     are_gramians_trusted,
     check_semidefinite,
@@ -21,6 +22,7 @@ from lightning_jd.linalg._simplex_projection import simplex_projection
 
 __all__ = [
     "DualConeSolution",
+    "RelativeTo",
     "are_gramians_trusted",
     "cagrad_weights",
     "check_finite",

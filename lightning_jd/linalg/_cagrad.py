@@ -13,6 +13,7 @@ from lightning_jd.linalg._scaling import noise_level, underflow_level
 from lightning_jd.linalg._simplex import min_norm
 from lightning_jd.linalg._single import solve_single
 from lightning_jd.linalg._stages import least_shift
+from lightning_jd.linalg._threads import by_one_thread
 from lightning_jd.linalg._transfer import to_array, to_tensor
 
 ITERATIONS = 80
@@ -73,6 +74,7 @@ def cagrad_weights(gramian: Tensor, c: float) -> Tensor:
     return to_tensor(weights, gramian, bounded=False)
 
 
+@by_one_thread
 def _weights(G: Array, c: float, noise: float, underflow: float) -> Array:
     m = len(G)
     mean = np.full(m, 1 / m)

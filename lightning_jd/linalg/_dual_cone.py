@@ -12,7 +12,13 @@ from lightning_jd.linalg._checks import check_finite, check_square
 from lightning_jd.linalg._device import solve_on_device
 from lightning_jd.linalg._float64 import has_float64, in_float64
 from lightning_jd.linalg._qp import OWN, check_solver, solve_with
-from lightning_jd.linalg._scaling import noise_level, to_finite, unit_diagonal
+from lightning_jd.linalg._scaling import (
+    RelativeTo,
+    check_scale,
+    noise_level,
+    to_finite,
+    unit_diagonal,
+)
 
 ON_HOST = 64  # so many objectives are solved by the host sooner than kernels are launched
 SINGLE_TOLERANCE = 1e-6  # what the rounding of a Gramian in float32 moves anyway
@@ -38,6 +44,7 @@ def dual_cone_weights(
     targets: Tensor,
     *,
     reg: float = 1e-4,
+    relative_to: RelativeTo = "trace",
     solver: str = "auto",
     tolerance: float | None = None,
 ) -> Tensor:
@@ -48,11 +55,17 @@ def dual_cone_weights(
 
     .. math::
         v = \operatorname*{arg\,min}_{v \,\succeq\, u} \; v^\top H v, \qquad
-        H = G / \operatorname{tr}(G) + \mathrm{reg} \cdot I .
+        H = G + \mathrm{reg} \cdot \operatorname{diag}(s) .
 
-    ``reg=0`` is the projection itself. A positive ``reg`` bounds the weights and lets an objective
-    count less the smaller its gradient is; the program is solved to the same accuracy whatever
-    ``reg`` is.
+    ``reg=0`` is the projection itself. A positive ``reg`` bounds the weights, relative to a scale
+    :math:`s`. With the trace, :math:`s_i = \operatorname{tr} G`, an objective counts less the
+    smaller its gradient is. With the rows themselves, :math:`s_i = G_{ii}`, all count alike: the
+    projections are exactly linear under scaling. The program is solved to the same accuracy
+    whatever ``reg`` is.
+
+    If :math:`s` is not the trace, :math:`H_{ii}` is at least ``1e-12`` times the trace. So a row
+    that is shorter than ``1e-6`` times the root of the trace, the rounding noise of float32, loses
+    its influence the shorter it is.
 
     Where :math:`H` is singular, :math:`v` is not unique, although :math:`J^\top v` is: the answer
     is the one that a vanishing regularisation selects. Where :math:`H` is indefinite by rounding,
@@ -64,7 +77,9 @@ def dual_cone_weights(
     Args:
         gramian: :math:`G`, symmetric and positive semi-definite up to rounding, shape ``(m, m)``.
         targets: The vectors :math:`u`, shape ``(k, m)`` or ``(m,)``.
-        reg: The regularisation, relative to the trace; at least 0.
+        reg: The regularisation; at least 0.
+        relative_to: The scale :math:`s` of ``reg``: ``"trace"``; ``"row"`` for the squared norm of
+            each row; or a number per row, which names its block, for the trace of its block.
         solver: ``"auto"``, ``"batched"`` (torch only, as on an accelerator), or any name that
             ``qpsolvers.available_solvers`` lists.
         tolerance: The residual, as in :class:`DualConeSolution`, up to which a program counts as
@@ -88,7 +103,9 @@ def dual_cone_weights(
         tensor([[1.0000, 0.5000],
                 [1.0000, 1.0000]])
     """
-    return dual_cone_solution(gramian, targets, reg=reg, solver=solver, tolerance=tolerance).weights
+    return dual_cone_solution(
+        gramian, targets, reg=reg, relative_to=relative_to, solver=solver, tolerance=tolerance
+    ).weights
 
 
 def dual_cone_solution(
@@ -96,6 +113,7 @@ def dual_cone_solution(
     targets: Tensor,
     *,
     reg: float = 1e-4,
+    relative_to: RelativeTo = "trace",
     solver: str = "auto",
     tolerance: float | None = None,
 ) -> DualConeSolution:
@@ -106,7 +124,7 @@ def dual_cone_solution(
         >>> dual_cone_solution(G, torch.ones(2)).residual
         0.0
     """
-    tolerance = _checked(gramian, reg, solver, tolerance)
+    tolerance = _checked(gramian, reg, relative_to, solver, tolerance)
     if targets.ndim not in (1, 2) or targets.shape[-1] != gramian.shape[0]:
         raise ShapeError(
             f"`targets` must have shape (k, {len(gramian)}) or ({len(gramian)},), "
@@ -116,15 +134,19 @@ def dual_cone_solution(
         return DualConeSolution(targets.detach().to(gramian), 0.0)
     rows = 1 if targets.ndim == 1 else len(targets)
     if solver == "auto" and _belongs_to_host(gramian, rows, reg):
-        return DualConeSolution(*_dual_cone_host.project(gramian, targets, reg, tolerance))
-    C, d, inverse = unit_diagonal(gramian, reg)
+        return DualConeSolution(
+            *_dual_cone_host.project(gramian, targets, reg, tolerance, relative_to)
+        )
+    C, d, inverse = unit_diagonal(gramian, reg, relative_to)
     U = in_float64(targets.detach()).to(d.device)
     Y = U.reshape(-1, len(C)) * d
     size = Y.abs().amax(dim=1, keepdim=True)
     size = torch.where(size > 0, size, 1.0)
     found = _solve(gramian, targets, C, (Y / size) @ C, reg, solver, tolerance)
     if found is None:
-        return DualConeSolution(*_dual_cone_host.project(gramian, targets, reg, tolerance))
+        return DualConeSolution(
+            *_dual_cone_host.project(gramian, targets, reg, tolerance, relative_to)
+        )
     Z, residual = found
     weights = U + (inverse * (Z * size)).reshape(U.shape)
     return DualConeSolution(to_finite(weights, gramian.dtype).to(gramian.device), residual)
@@ -135,6 +157,7 @@ def upgrad_weights(
     preference: Tensor | None = None,
     *,
     reg: float = 1e-4,
+    relative_to: RelativeTo = "trace",
     solver: str = "auto",
     tolerance: float | None = None,
 ) -> Tensor:
@@ -142,7 +165,7 @@ def upgrad_weights(
 
     .. math::
         w = \sum_{i=1}^{m} p_i \operatorname*{arg\,min}_{v \,\succeq\, e_i} v^\top H v, \qquad
-        H = G / \operatorname{tr}(G) + \mathrm{reg} \cdot I .
+        H = G + \mathrm{reg} \cdot \operatorname{diag}(s) .
 
     The same as ``dual_cone_weights(gramian, diag(p)).sum(dim=0)``, and a little faster.
 
@@ -150,6 +173,7 @@ def upgrad_weights(
         gramian: :math:`G = J J^\top`, shape ``(m, m)``.
         preference: :math:`p`, shape ``(m,)``, not negative; ``None`` is 1/m each.
         reg: As in :func:`dual_cone_weights`.
+        relative_to: As in :func:`dual_cone_weights`.
         solver: As in :func:`dual_cone_weights`.
         tolerance: As in :func:`dual_cone_weights`.
 
@@ -168,7 +192,9 @@ def upgrad_weights(
         >>> J.T @ upgrad_weights(J @ J.T, reg=0.0)
         tensor([0.2924, 1.9006, 1.9006])
     """
-    return upgrad_solution(gramian, preference, reg=reg, solver=solver, tolerance=tolerance).weights
+    return upgrad_solution(
+        gramian, preference, reg=reg, relative_to=relative_to, solver=solver, tolerance=tolerance
+    ).weights
 
 
 def upgrad_solution(
@@ -176,6 +202,7 @@ def upgrad_solution(
     preference: Tensor | None = None,
     *,
     reg: float = 1e-4,
+    relative_to: RelativeTo = "trace",
     solver: str = "auto",
     tolerance: float | None = None,
 ) -> DualConeSolution:
@@ -185,7 +212,7 @@ def upgrad_solution(
         >>> upgrad_solution(torch.eye(3)).residual
         0.0
     """
-    tolerance = _checked(gramian, reg, solver, tolerance)
+    tolerance = _checked(gramian, reg, relative_to, solver, tolerance)
     m = gramian.shape[0]
     if preference is not None and preference.shape != (m,):
         raise ShapeError(
@@ -193,8 +220,10 @@ def upgrad_solution(
             f"{tuple(preference.shape)}."
         )
     if solver == "auto" and _belongs_to_host(gramian, m, reg):
-        return DualConeSolution(*_dual_cone_host.upgrad(gramian, preference, reg, tolerance))
-    C, d, inverse = unit_diagonal(gramian, reg)
+        return DualConeSolution(
+            *_dual_cone_host.upgrad(gramian, preference, reg, tolerance, relative_to)
+        )
+    C, d, inverse = unit_diagonal(gramian, reg, relative_to)
     p = (
         torch.full_like(d, 1 / m)
         if preference is None
@@ -202,18 +231,23 @@ def upgrad_solution(
     )
     found = _solve(gramian, p, C, C, reg, solver, tolerance)
     if found is None:
-        return DualConeSolution(*_dual_cone_host.upgrad(gramian, preference, reg, tolerance))
+        return DualConeSolution(
+            *_dual_cone_host.upgrad(gramian, preference, reg, tolerance, relative_to)
+        )
     Z, residual = found
     weights = p + inverse * ((p * d) @ Z)
     return DualConeSolution(to_finite(weights, gramian.dtype).to(gramian.device), residual)
 
 
-def _checked(gramian: Tensor, reg: float, solver: str, tolerance: float | None) -> float:
+def _checked(
+    gramian: Tensor, reg: float, relative_to: RelativeTo, solver: str, tolerance: float | None
+) -> float:
     """Raise if an argument is wrong; the tolerance as a number."""
     check_square("gramian", gramian)
     check_solver(solver)
     if not 0 <= reg < math.inf:
         raise ArgumentError(f"`reg` must be at least 0 and finite, got {reg}.")
+    check_scale(relative_to, len(gramian))
     if tolerance is None:
         return _stages.TOLERANCE if gramian.dtype == torch.float64 else SINGLE_TOLERANCE
     if not 0 <= tolerance < math.inf:

@@ -8,16 +8,24 @@ from torch import Tensor
 
 from lightning_jd.linalg import _arrays, _host, _stages
 from lightning_jd.linalg._arrays import Array
-from lightning_jd.linalg._scaling import noise_level, underflow_level
+from lightning_jd.linalg._scaling import RelativeTo, noise_level, underflow_level
 from lightning_jd.linalg._single import solve_single
+from lightning_jd.linalg._threads import by_one_thread
 from lightning_jd.linalg._transfer import to_array, to_tensor, together
 
 
-def project(gramian: Tensor, targets: Tensor, reg: float, tolerance: float) -> tuple[Tensor, float]:
+@by_one_thread
+def project(
+    gramian: Tensor,
+    targets: Tensor,
+    reg: float,
+    tolerance: float,
+    relative_to: RelativeTo = "trace",
+) -> tuple[Tensor, float]:
     """:func:`lightning_jd.linalg.dual_cone_weights`, and the residual."""
     on_host, targets = together(gramian, targets)
     G, U = to_array("gramian", on_host), to_array("targets", targets)
-    C, d, inverse = _arrays.unit_diagonal(G, reg, underflow_level(gramian.dtype))
+    C, d, inverse = _arrays.unit_diagonal(G, reg, underflow_level(gramian.dtype), relative_to)
     noise, certain = noise_level(gramian.dtype, len(G)), is_certain(reg)
     Y = U * d
     if U.ndim == 1:
@@ -34,8 +42,13 @@ def project(gramian: Tensor, targets: Tensor, reg: float, tolerance: float) -> t
     return to_tensor(U + inverse * Z, gramian, bounded=certain), residual
 
 
+@by_one_thread
 def upgrad(
-    gramian: Tensor, preference: Tensor | None, reg: float, tolerance: float
+    gramian: Tensor,
+    preference: Tensor | None,
+    reg: float,
+    tolerance: float,
+    relative_to: RelativeTo = "trace",
 ) -> tuple[Tensor, float]:
     """:func:`lightning_jd.linalg.upgrad_weights`, and the residual."""
     m = gramian.shape[0]
@@ -46,7 +59,7 @@ def upgrad(
     p = 1 / m if preference is None else to_array("preference", preference)
     if m == 1:
         return to_tensor(p + np.zeros(1), gramian, bounded=False), 0.0
-    C, d, inverse = _arrays.unit_diagonal(G, reg, underflow_level(gramian.dtype))
+    C, d, inverse = _arrays.unit_diagonal(G, reg, underflow_level(gramian.dtype), relative_to)
     certain, residual = is_certain(reg), 0.0
     if C.min() >= 0:  # nobody conflicts
         weights = p + np.zeros(m)
@@ -60,7 +73,10 @@ def upgrad(
 
 
 def is_certain(reg: float) -> bool:
-    """Whether ``reg`` alone makes C well-conditioned: no eigenvalue is below ``reg / max d²``."""
+    """Whether ``reg`` alone makes C well-conditioned: no eigenvalue is below ``reg / (1 + reg)``.
+
+    That holds for every scale that is at least the square of its row.
+    """
     return reg >= _stages.WELL_CONDITIONED * (1 + reg)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_jd.linalg._checks import check_square
 from lightning_jd.linalg._float64 import in_float64
-from lightning_jd.linalg._scaling import underflow_level, unit_diagonal
+from lightning_jd.linalg._scaling import RelativeTo, underflow_level, unit_diagonal
 
 
 class DualConeResiduals(NamedTuple):
@@ -47,18 +47,24 @@ class MinNormResiduals(NamedTuple):
 
 
 def dual_cone_residuals(
-    gramian: Tensor, targets: Tensor, weights: Tensor, *, reg: float = 1e-4
+    gramian: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    *,
+    reg: float = 1e-4,
+    relative_to: RelativeTo = "trace",
 ) -> DualConeResiduals:
     r"""Certify the answer of :func:`dual_cone_weights`.
 
     The optimality conditions of ``v`` are ``v - u >= 0``, ``Hv >= 0`` and, entry by entry, that one
-    of the two is zero, with :math:`H = G / \operatorname{tr}(G) + \mathrm{reg} \cdot I`.
+    of the two is zero, with :math:`H = G + \mathrm{reg} \cdot \operatorname{diag}(s)`.
 
     Args:
         gramian: :math:`G`, shape ``(m, m)``.
         targets: The vectors ``u``, shape ``(..., m)``.
         weights: The vectors ``v``, in the shape of ``targets``.
         reg: The regularisation with which the weights were asked.
+        relative_to: Its scale :math:`s`, as in :func:`dual_cone_weights`.
 
     Returns:
         The residuals, in float64 and the shape of ``targets`` without its last dimension.
@@ -69,7 +75,7 @@ def dual_cone_residuals(
         tensor([0.7071, 0.7071], dtype=torch.float64)
     """
     check_square("gramian", gramian)
-    C, d, _ = unit_diagonal(gramian, reg)
+    C, d, _ = unit_diagonal(gramian, reg, relative_to)
     y, lower = (in_float64(each).to(d.device) * d for each in (weights, targets))
     tiny = torch.finfo(d.dtype).tiny
     size = torch.maximum(y.abs(), lower.abs()).amax(dim=-1).clamp(min=tiny)

@@ -5,13 +5,23 @@ With ``D = diag(H)^(1/2)``, ``C = D⁻¹HD⁻¹`` and ``y = Dv`` the program ``m
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.linalg._float64 import in_float64
+
+#: What ``reg`` is relative to: the trace, the square of each row, or the trace of each block of
+#: rows (one number per row, which names its block).
+RelativeTo: TypeAlias = Literal["trace", "row"] | Sequence[int]
+
+#: A diagonal that is regularised relative to rows or blocks is at least this share of the trace.
+#: A row that is 1e-6 times as long as the longest one is the rounding of a float32 gradient.
+FLOOR = 1e-12
 
 
 class UnitDiagonal(NamedTuple):
@@ -22,11 +32,13 @@ class UnitDiagonal(NamedTuple):
     inverse: Tensor
 
 
-def unit_diagonal(gramian: Tensor, reg: float) -> UnitDiagonal:
-    """Scale ``H = G / tr(G) + reg I`` to a unit diagonal, in float64.
+def unit_diagonal(gramian: Tensor, reg: float, relative_to: RelativeTo = "trace") -> UnitDiagonal:
+    """Scale ``H = (G + reg diag(s)) / tr(G)`` to a unit diagonal, in float64.
 
-    On the device of the Gramian, or on the host if that has no float64. An objective without
-    gradient (its diagonal is not above :func:`underflow_level`) is decoupled at ``reg=0``:
+    The scale ``s`` is the trace, or that of the block of each row; in the latter case no diagonal
+    entry of ``H`` is below :data:`FLOOR`. It is computed on the device of the Gramian, or on the
+    host if that has no float64. An objective without gradient (its diagonal is not above
+    :func:`underflow_level`) is decoupled, unless ``reg`` is positive and relative to the trace:
     ``d_i = 0``, and row i of ``C`` is that of the identity. If no objective has a gradient, all are
     decoupled, whatever ``reg`` is.
     """
@@ -38,12 +50,35 @@ def unit_diagonal(gramian: Tensor, reg: float) -> UnitDiagonal:
     trace = (squares / scale).sum()
     trace = torch.where(trace > 0, trace, 1.0)
     H = (G / scale + G.T / scale) / (2 * trace)
-    d = torch.where(largest > 0, squares / scale / trace + reg, 0.0).sqrt()
+    shares = squares / scale / trace
+    if relative_to == "trace" or reg == 0:
+        d = torch.where(largest > 0, shares + reg, 0.0).sqrt()
+    else:
+        sums = shares if relative_to == "row" else _block_sums(shares, relative_to)
+        d = torch.where(squares > 0, (shares + reg * sums).clamp(min=FLOOR), 0.0).sqrt()
     inverse = torch.where(d > 0, 1 / d, 0.0)
     # Rounding, or the underflow of a small diagonal, leaves entries that no Gramian can have.
     C = (H * inverse * inverse[:, None]).clamp(-1, 1)
     C.diagonal().fill_(1.0)
     return UnitDiagonal(C, d, inverse)
+
+
+def _block_sums(shares: Tensor, blocks: RelativeTo) -> Tensor:
+    """The sum of the entries of the block of each entry."""
+    index = torch.tensor(blocks).to(shares.device, non_blocking=True)
+    return shares.new_zeros(len(shares)).index_add(0, index, shares)[index]
+
+
+def check_scale(relative_to: RelativeTo, m: int) -> None:
+    """Raise unless ``relative_to`` is a known name, or names the block of each of m rows."""
+    if isinstance(relative_to, str):
+        if relative_to not in ("trace", "row"):
+            raise UnknownNameError.of("relative_to", relative_to, ["trace", "row"])
+    elif len(relative_to) != m or not 0 <= min(relative_to) <= max(relative_to) < m:
+        raise ArgumentError(
+            f"`relative_to` must have one entry per row ({m}), from 0 to {m - 1}, which names its "
+            f"block, got {len(relative_to)}: {list(relative_to[:10])}."
+        )
 
 
 @cache

@@ -7,6 +7,7 @@ from lightning_jd.linalg._arrays import Array
 from lightning_jd.linalg._checks import check_square
 from lightning_jd.linalg._scaling import noise_level, underflow_level
 from lightning_jd.linalg._single import solve_single
+from lightning_jd.linalg._threads import by_one_thread
 from lightning_jd.linalg._transfer import to_array, to_tensor
 
 
@@ -43,6 +44,7 @@ def min_norm_weights(gramian: Tensor) -> Tensor:
     return to_tensor(v, gramian, bounded=True)
 
 
+@by_one_thread
 def min_norm(G: Array, noise: float, underflow: float) -> Array:
     """:func:`min_norm_weights` of an array."""
     diagonal = G.diagonal()

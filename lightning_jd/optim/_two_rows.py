@@ -9,7 +9,8 @@ import torch
 
 from lightning_jd.aggregators import GramianAggregator, Mean, Step, Sum, UPGrad
 
-_NAMES = ("momentum", "gradient")
+#: Of no kind: `reg` is relative to the trace.
+_STEP = Step(("momentum", "gradient"), kind="")
 
 
 class Products(NamedTuple):
@@ -60,12 +61,14 @@ class TwoRows:
         self.is_sum = type(aggregator) in (Mean, Sum)
         self._factor = 1.0
         plain = type(aggregator) is UPGrad and aggregator.preference is None
-        self._closed = aggregator if plain and isinstance(aggregator, UPGrad) else None
+        self._closed: UPGrad | None = None
+        if plain and isinstance(aggregator, UPGrad) and aggregator.relative_to != "row":
+            self._closed = aggregator
         self.only_conflict = plain
         if not self.is_sum and self._closed is None:
             # Of a copy: a stream of random numbers, or a state, must not begin with this.
             state = aggregator.state_dict()
-            total = float(aggregator.weigh(torch.eye(2, dtype=torch.float64), Step(_NAMES)).sum())
+            total = float(aggregator.weigh(torch.eye(2, dtype=torch.float64), _STEP).sum())
             aggregator.reset()
             aggregator.load_state_dict(state)
             self._factor = 2 / total if total else 1.0
@@ -80,7 +83,7 @@ class TwoRows:
             return _upgrad(products, self._closed.reg)
         aa, ab, bb = products
         G = torch.tensor([[aa, ab], [ab, bb]], dtype=torch.float64)
-        a, b = self.aggregator.weigh(G, Step(_NAMES)).tolist()
+        a, b = self.aggregator.weigh(G, _STEP).tolist()
         return self._factor * a, self._factor * b
 
 

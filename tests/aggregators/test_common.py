@@ -130,8 +130,8 @@ def test_the_update_carries_no_graph(cls: type[Aggregator]) -> None:
 @every_aggregator
 def test_the_arguments_are_shown(cls: type[Aggregator]) -> None:
     assert repr(of_definition(cls, 2)).startswith(f"{cls.__name__}(")
-    shown = "UPGrad(preference=(1.0, 2.0), reg=0.0001, solver='auto', tolerance=None)"
-    assert repr(UPGrad([1, 2])) == shown
+    shown = "UPGrad(preference=(1.0, 2.0), reg=0.0001, solver='auto', tolerance=None, "
+    assert repr(UPGrad([1, 2])) == shown + "relative_to='auto')"
     assert repr(Constant([1, 2])) == "Constant(weights=(1.0, 2.0))"
 
 

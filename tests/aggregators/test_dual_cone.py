@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from lightning_jd.aggregators import DualProj, Mean, UPGrad
-from lightning_jd.linalg import dual_cone_residuals
-from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians
+from lightning_jd.aggregators import DualProj, Mean, Primary, Step, UPGrad
+from lightning_jd.errors import UnknownNameError
+from lightning_jd.linalg import dual_cone_residuals, dual_cone_weights
+from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians, normal, size
 
 PAIR = MATRICES["conflicting_pair"]
 
@@ -84,3 +86,82 @@ def test_a_small_gradient_has_no_veto_with_regularisation(cls: type[UPGrad | Dua
 def test_the_solver_can_be_chosen(cls: type[UPGrad | DualProj]) -> None:
     J = MATRICES["strongly_conflicting"]
     assert_close(cls(solver="quadprog")(J), cls()(J), rtol=1e-6, atol=1e-9)
+
+
+# The scale of `reg`
+
+
+def step(J: Tensor, kind: str = "tasks") -> Step:
+    return Step(tuple(map(str, range(len(J)))), kind=kind)
+
+
+DUAL_CONE = [UPGrad, DualProj, Primary]
+
+
+@pytest.mark.parametrize("cls", DUAL_CONE)
+def test_the_kind_of_the_rows_decides_unless_it_is_given(cls: type[UPGrad]) -> None:
+    J = MATRICES["uneven_norms"]
+    G = J @ J.T
+    row, trace = (cls(relative_to=scale).weights(G) for scale in ("row", "trace"))
+    assert not torch.allclose(row, trace, rtol=1e-2)
+    for kind, expected in (("tasks", row), ("ranks", row), ("instances", trace), ("", trace)):
+        assert_close(cls().weigh(G, step(J, kind)), expected, rtol=0, atol=0)
+        assert_close(cls(relative_to="trace").weigh(G, step(J, kind)), trace, rtol=0, atol=0)
+        assert_close(cls(relative_to="row").weigh(G, step(J, kind)), row, rtol=0, atol=0)
+    assert_close(cls().weights(G), trace, rtol=0, atol=0)
+    assert_close(cls()(J), trace @ J, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("cls", DUAL_CONE)
+def test_rows_of_the_same_task_share_a_scale(cls: type[UPGrad]) -> None:
+    J = MATRICES["strongly_conflicting"][:4] * torch.tensor([1, 1e3, 2, 3e3]).double()[:, None]
+    G = J @ J.T
+    names = Step(("0/0", "0/1", "1/0", "1/1"), kind="instances_tasks", columns=2)
+    # A row that was left out takes its name along.
+    kept = Step(("0/0", "0/1", "1/1"), kind="instances")
+    rest = G[[0, 1, 3]][:, [0, 1, 3]]
+    for told, gramian, blocks in ((names, G, (0, 1, 0, 1)), (kept, rest, (0, 1, 1))):
+        m = len(gramian)
+        mean = torch.full((m,), 1 / m, dtype=J.dtype)
+        targets = {UPGrad: mean.diag(), DualProj: mean, Primary: torch.eye(m).double()[0]}[cls]
+        expected = dual_cone_weights(gramian, targets, relative_to=blocks).reshape(-1, m)
+        assert_close(cls().weigh(gramian, told), expected.sum(dim=0), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("cls", DUAL_CONE)
+@EXAMPLES
+@given(J=jacobians())
+def test_what_a_task_concedes_is_relative_to_its_own_gradient(cls: type[UPGrad], J: Tensor) -> None:
+    # H w >= 0 with H = G + reg diag(G) is g_i d >= -reg |g_i|^2 w_i, row by row, above the floor.
+    G = J @ J.T
+    squares = G.diagonal()
+    w = cls().weigh(G, step(J))
+    rounding = 1e-10 * squares.sqrt() * (squares.sqrt() @ w)
+    seen = squares >= 1e-12 * squares.sum()
+    assert bool((G @ w >= -1e-4 * squares * w - rounding)[seen].all())
+
+
+@EXAMPLES
+@given(J=jacobians(), seed=st.integers(0, 99))
+def test_for_tasks_upgrad_is_linear_under_scaling_at_its_default(J: Tensor, seed: int) -> None:
+    lengths = J.norm(dim=1)
+    assume(bool((lengths > 1e-3 * lengths.max()).all()))  # above the floor on both sides
+    a, b = normal(seed, 2, len(J)).exp()[:, :, None]
+    upgrad = UPGrad()
+    both, one, other = (upgrad.weigh((c * J) @ (c * J).T, step(J)) @ (c * J) for c in (a + b, a, b))
+    assert (both - one - other).norm() <= 1e-8 * size((a + b) * J)
+
+
+def test_a_task_a_thousand_times_smaller_is_protected_by_default() -> None:
+    # Two gradients at 120 degrees.
+    for ratio in (1, 10, 100, 1000, 1e5):
+        J = torch.tensor([[ratio, 0.0], [-0.5, 0.75**0.5]], dtype=torch.float64)
+        d = UPGrad().weigh(J @ J.T, step(J)) @ J
+        assert float(J[1] @ d / d.norm()) >= -1e-3
+    d = UPGrad(relative_to="trace").weigh(J @ J.T, step(J)) @ J
+    assert float(J[1] @ d / d.norm()) == pytest.approx(-0.5, abs=1e-3)
+
+
+def test_an_unknown_scale_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="'auto', 'row', 'trace', got 'rows'"):
+        UPGrad(relative_to="rows")  # type: ignore[arg-type]

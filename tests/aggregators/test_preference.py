@@ -25,7 +25,7 @@ def gramian(m: int) -> Tensor:
 @pytest.mark.parametrize("names", [NAMES, NAMES[:2], NAMES[1:], NAMES[::-1]])
 def test_by_name_is_by_position_for_the_tasks_that_are_there(cls: Any, names: Any) -> None:
     G = gramian(len(names))
-    expected = cls([NUMBERS[name] for name in names]).weights(G)
+    expected = cls([NUMBERS[name] for name in names]).weigh(G, Step(names))
     assert_close(cls(NUMBERS).weigh(G, Step(names)), expected)
 
 

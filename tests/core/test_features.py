@@ -10,7 +10,7 @@ from torch.autograd.graph import GradientEdge
 from torch.testing import assert_close
 
 import lightning_jd
-from lightning_jd.aggregators import MGDA, FromFeatures, UPGrad, WeightsEvery
+from lightning_jd.aggregators import MGDA, FromFeatures, Step, UPGrad, WeightsEvery
 from lightning_jd.core.rows._cut import cut_of
 from lightning_jd.core.rows._features import features_gramian
 from lightning_jd.engines import Objectives
@@ -220,7 +220,8 @@ def test_instances_and_tasks(kinds: list[str], named: bool) -> None:
     assert_close(G, J @ J.T, rtol=1e-10, atol=1e-14)
     report = lightning_jd.backward(losses, {"trunk.weight": W}, FromFeatures(features=features))
     assert report.weights is not None
-    assert_close(report.weights, UPGrad().weights(J @ J.T), rtol=1e-6, atol=1e-8)
+    step = Step(report.names, kind="instances_tasks")
+    assert_close(report.weights, UPGrad().weigh(J @ J.T, step), rtol=1e-6, atol=1e-8)
 
 
 def test_instances_that_mix_are_noticed() -> None:

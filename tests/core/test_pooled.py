@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from lightning_jd.aggregators import GramianAggregator, resolve
+from lightning_jd.aggregators import GramianAggregator, Step, resolve
 from lightning_jd.core import (
     COMPLETE,
     Delivery,
@@ -252,6 +252,13 @@ class Expected:
     gradients: dict[str, Tensor]
 
 
+def direction_of(aggregator: Any, J: Tensor, objectives: Objectives) -> Tensor:
+    """That of a method which knows what the rows are."""
+    if not isinstance(aggregator, GramianAggregator):
+        return aggregator(J)
+    return aggregator.weigh(J @ J.T, Step(objectives.names, kind=objectives.kind)) @ J
+
+
 def expected_of(case: Case, objectives: Objectives, named: NamedParameters) -> Expected:
     """Row by row, by autograd, in float64."""
     aggregator = resolve(case.aggregator)
@@ -263,7 +270,7 @@ def expected_of(case: Case, objectives: Objectives, named: NamedParameters) -> E
     for part in split_into_groups(selection.selected, case.groups).values():
         J = jacobian(objectives, part, chunk=1).double()
         G += J @ J.T
-        direction = aggregator(J)
+        direction = direction_of(aggregator, J, objectives)
         sizes = [tensor.numel() * (2 if tensor.is_complex() else 1) for _, tensor in part]
         for (name, tensor), piece in zip(part, direction.split(sizes), strict=True):
             if tensor.is_complex():
@@ -481,7 +488,8 @@ def check_micro_batches(rank: int) -> None:
         name: torch.stack([each[name] for pair in both for each in pair if name in each]).mean()
         for name in ("a", "b")
     }
-    expected = resolve("upgrad")(jacobian(means, named)).split([p.numel() for _, p in named])
+    direction = direction_of(resolve("upgrad"), jacobian(means, named), Objectives.of(means))
+    expected = direction.split([p.numel() for _, p in named])
     delivered = dict(zip(map(id, update.params), update.gradients, strict=True))
     assert (id(model.b.weight) in delivered) == (rank == 0)
     for (_, tensor), g in zip(named, expected, strict=True):

@@ -30,6 +30,14 @@ def conflicting(m: int) -> Tensor:
     return J @ J.T
 
 
+def uneven(m: int) -> Tensor:
+    """Rows in conflict with nearly all others, of norms from 1e-4 to 1e4, as of tasks in units."""
+    J = _normal(m, 2 * m)
+    J -= 0.95 * J.mean(dim=0)
+    J *= torch.logspace(-4, 4, m, dtype=J.dtype)[:, None] / J.norm(dim=1, keepdim=True)
+    return J @ J.T
+
+
 def low_rank(m: int) -> Tensor:
     """Four times as many objectives as parameters (but at least one parameter)."""
     J = _normal(m, max(1, m // 4))
@@ -61,6 +69,7 @@ def network(m: int) -> Tensor:
 FAMILIES: dict[str, Callable[[int], Tensor]] = {
     "gaussian": gaussian,
     "conflicting": conflicting,
+    "uneven": uneven,
     "low_rank": low_rank,
     "duplicates": duplicates,
     "network": network,

@@ -15,7 +15,7 @@ from lightning_jd.lab.clock import Clock, Timing, interleaved, ratio
 from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.device import here, measured_on
 from lightning_jd.lab.report import Report, Value
-from lightning_jd.linalg import dual_cone_residuals, dual_cone_weights
+from lightning_jd.linalg import RelativeTo, dual_cone_residuals, dual_cone_weights
 
 # Our name to the class of torchjd that computes the same weights.
 _OPPONENTS = {
@@ -43,12 +43,15 @@ _COLUMNS = {
     "slackness_0": "slackness, reg 0",
     "violation_reg": "violation, reg 1e-4",
     "slackness_reg": "slackness, reg 1e-4",
+    "violation_row": "violation, reg 1e-4 of the row",
+    "slackness_row": "slackness, reg 1e-4 of the row",
 }
 # A terminal has room for the worse of the two residuals only.
 _ON_TERMINAL = {key: _COLUMNS[key] for key in list(_COLUMNS)[:6]} | {
     "mark": "target",
     "residual_0": "residual, reg 0",
     "residual_reg": "residual, reg 1e-4",
+    "residual_row": "residual, of the row",
 }
 
 
@@ -90,13 +93,14 @@ def weights(
     float32, and, for UPGrad and DualProj, the same regularisation 1e-4; they run in turns, and
     "times faster" is the median of the ratios.
     Violation and slackness are the worst residuals of the optimality conditions of our answers
-    (0 is exact) on the scale where every row has norm 1. Without torchjd installed its columns
+    (0 is exact) on the scale where every row has norm 1: without regularisation, with one relative
+    to the trace, and with one relative to each row. Without torchjd installed its columns
     stay empty.
 
     Args:
         sizes: Numbers of objectives m, e.g. --sizes '[8, 32]'.
-        families: Kinds of Gramians: gaussian, conflicting, low_rank, duplicates, network, and those
-            of a run of training: run_start, run_early, run_late.
+        families: Kinds of Gramians: gaussian, conflicting, uneven, low_rank, duplicates, network,
+            and those of a run of training: run_start, run_early, run_late.
         methods: Aggregators by name; those beyond upgrad and dualproj run on two families only.
         repeats: Rounds for each case; cases that take long get fewer.
         m1024: Also time UPGrad and DualProj with 1024 objectives (without TorchJD: minutes).
@@ -215,11 +219,16 @@ def _certificates(case: _Case, G: Tensor) -> dict[str, Value]:
     if case.method == "upgrad":
         targets = targets.diag()
     row: dict[str, Value] = {}
-    for name, reg in (("0", 0.0), ("reg", 1e-4)):
+    programs: tuple[tuple[str, float, RelativeTo], ...] = (
+        ("0", 0.0, "trace"),
+        ("reg", 1e-4, "trace"),
+        ("row", 1e-4, "row"),
+    )
+    for name, reg, scale in programs:
         if case.m == _HUGE and reg == 0:
             continue  # a singular program of this size may take minutes
-        found = dual_cone_weights(G, targets, reg=reg)
-        residuals = dual_cone_residuals(G, targets, found, reg=reg)
+        found = dual_cone_weights(G, targets, reg=reg, relative_to=scale)
+        residuals = dual_cone_residuals(G, targets, found, reg=reg, relative_to=scale)
         violation, slackness = float(residuals.violation.max()), float(residuals.slackness.max())
         row[f"violation_{name}"], row[f"slackness_{name}"] = violation, slackness
         row[f"residual_{name}"] = max(violation, slackness)
