@@ -95,6 +95,11 @@ class Loop:
         self, losses: Losses | Objectives, named: NamedParameters
     ) -> tuple[Objectives, Reduction | None]:
         """The losses as objectives, and who reduces their gradients."""
+        if isinstance(losses, map):  # what a GradScaler makes of a dict or list
+            raise ArgumentError(
+                "`losses` must be a tensor, a list of scalars or a dict of named scalars, got map. "
+                "Instead of scaler.scale(losses), pass the losses and scaler=scaler."
+            )
         is_one = isinstance(losses, Tensor) and losses.numel() == 1 and losses.ndim < 2
         if is_one and self.rows is None:
             assert isinstance(losses, Tensor)
