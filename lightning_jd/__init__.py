@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_jd._registration import register_strategies
 from lightning_jd.aggregators import available, register, resolve
-from lightning_jd.core import backward
+from lightning_jd.core import Accumulator, backward
 from lightning_jd.engines import explain, gramian, jacobian
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lightning_jd.surfaces.strategies import JDDDPStrategy, JDStrategy
 
 __all__ = [
+    "Accumulator",
     "JDDDPStrategy",
     "JDModuleMixin",
     "JDReport",

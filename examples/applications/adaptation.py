@@ -92,7 +92,7 @@ def train(setting: Setting, seed: int, steps: int) -> dict[str, float | list[flo
         here, there = torch.randint(len(source), (2, BATCH))
         optimizer.zero_grad()
         losses = network.losses(source[here], labels[here], target[there])
-        backward(losses, network, method, select="encoder.*")
+        backward(losses, network, method, params="encoder.*")
         optimizer.step()
         if (step + 1) * POINTS % steps < POINTS:
             curve.append(accuracy(network, data["test"]))

@@ -4,21 +4,35 @@ The step is :func:`compute_update` of rows that :func:`collect` has made; :func:
 in one line. What else is here, surfaces need around a step: the other processes, and what to say.
 """
 
+from lightning_jd.core._accumulator import Accumulator
 from lightning_jd.core._backward import backward
 from lightning_jd.core._calls import method_of_call
 from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._halves import in_halves
 from lightning_jd.core._later import look_back
+from lightning_jd.core._losses import objectives_of
+from lightning_jd.core._options import (
+    Accumulation,
+    MemoryOption,
+    Nonfinite,
+    RowsOption,
+    check_options,
+)
+from lightning_jd.core._precision import full_precision, loss_scale
+from lightning_jd.core._renamed import old_names
 from lightning_jd.core._report import GroupReport, Report
 from lightning_jd.core._slow import describe_slow, warn_slow
 from lightning_jd.core._step import compute_update
 from lightning_jd.core._surrogate import surrogate
+from lightning_jd.core._unreached import check_all_reached
 from lightning_jd.core._update import Update
+from lightning_jd.core.processes._ddp import delivery_to, unwrapped, watch
 from lightning_jd.core.processes._delivery import COMPLETE, Delivery
 from lightning_jd.core.processes._failures import check_peers, report_failure
 from lightning_jd.core.processes._layout import LISTED
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.processes._replicas import check_replicas
+from lightning_jd.core.processes._static_graph import first_reduction_held, start_first_reduction
 from lightning_jd.core.processes._volume import Head, Matrix, volume
 from lightning_jd.core.rows._base import Rows
 from lightning_jd.core.rows._collect import collect
@@ -27,30 +41,47 @@ from lightning_jd.core.rows._pieces import is_sharded, show_pieces, unsupported_
 __all__ = [
     "COMPLETE",
     "LISTED",
+    "Accumulation",
+    "Accumulator",
     "Delivery",
     "GroupReport",
     "Groups",
     "Head",
     "Matrix",
+    "MemoryOption",
+    "Nonfinite",
     "Pool",
     "Report",
     "Rows",
+    "RowsOption",
     "Update",
     "backward",
+    "check_all_reached",
+    "check_options",
     "check_peers",
     "check_replicas",
     "collect",
     "compute_update",
+    "delivery_to",
     "describe_slow",
+    "first_reduction_held",
+    "full_precision",
     "in_halves",
     "is_sharded",
     "look_back",
+    "loss_scale",
     "method_of_call",
+    "objectives_of",
+    "old_names",
     "report_failure",
     "show_pieces",
     "split_into_groups",
+    "start_first_reduction",
     "surrogate",
     "unsupported_by_pieces",
+    "unwrapped",
     "volume",
     "warn_slow",
 ]
+
+watch()

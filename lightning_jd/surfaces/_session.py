@@ -19,10 +19,17 @@ from lightning_jd.core import (
     Pool,
     Report,
     Rows,
+    check_all_reached,
     check_peers,
     check_replicas,
+    delivery_to,
+    first_reduction_held,
+    full_precision,
     in_halves,
+    loss_scale,
+    objectives_of,
     show_pieces,
+    start_first_reduction,
     surrogate,
     warn_slow,
 )
@@ -31,16 +38,15 @@ from lightning_jd.errors import AggregatorError, ArgumentError, NonFiniteError
 from lightning_jd.surfaces._batches import Batches
 from lightning_jd.surfaces._compile import explained_compile_errors, reusable_compiled_graphs
 from lightning_jd.surfaces._eager import EagerInstances
-from lightning_jd.surfaces._output import loss_in, objectives_of, unless_scalar, with_scalar
+from lightning_jd.surfaces._output import loss_in, unless_scalar, with_scalar
 from lightning_jd.surfaces._pass import Pass, Seen, optimizer_of, told_apart
-from lightning_jd.surfaces._precision import full_precision, loss_scale
 from lightning_jd.surfaces._settings import Settings
 from lightning_jd.surfaces._skipped import Skipped
 from lightning_jd.surfaces._splitter import Splitter
 from lightning_jd.surfaces._start_line import start_line
-from lightning_jd.surfaces._static_graph import first_reduction_held, start_first_reduction
-from lightning_jd.surfaces._step import begin, compute_step, delivery_to, finish
-from lightning_jd.surfaces._unreached import check_all_reached
+from lightning_jd.surfaces._step import begin, compute_step, finish
+
+_FIND_UNUSED = "Set strategy='ddp_find_unused_parameters_true' (or `find_unused_parameters=True`)"
 
 
 class Session:
@@ -186,7 +192,8 @@ class Session:
         module = strategy.lightning_module
         pieces = module.trainer.accumulate_grad_batches  # always 1 in manual optimization
         terms = pieces * objectives.m
-        scale = loss_scale(strategy.precision_plugin, strategy.root_device, terms)
+        scaler = getattr(strategy.precision_plugin, "scaler", None)
+        scale = loss_scale(scaler, strategy.root_device, terms)
         delivery = delivery_to(strategy.model)
         accumulates = self.settings.accumulation == "step" and pieces > 1
         if not accumulates:
@@ -200,7 +207,8 @@ class Session:
             return surrogate(loss, [torch.zeros((), requires_grad=True)], [torch.zeros(())])
         # In manual optimization, other losses of the batch may reach the rest.
         if module.automatic_optimization:
-            check_all_reached(strategy.model, named, update, self.settings)
+            shared = self.settings.params == "shared"
+            check_all_reached(strategy.model, named, update, _FIND_UNUSED, shared=shared)
         self.report = update.report
         if accumulates:
             # Lightning has divided the loss that it shows; these gradients are those of the step.

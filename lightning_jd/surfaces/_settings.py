@@ -9,17 +9,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any
 
 from lightning_jd.aggregators import Method, resolve, with_cheaper_weights
-from lightning_jd.core import Groups
+from lightning_jd.core import (
+    Accumulation,
+    Groups,
+    MemoryOption,
+    Nonfinite,
+    RowsOption,
+    check_options,
+)
 from lightning_jd.engines import Select, Split, check_select
 from lightning_jd.errors import ArgumentError
-
-RowsOption = Literal["tasks", "instances", "ranks"]
-Accumulation = Literal["batch", "step"]
-Nonfinite = Literal["raise", "skip"]
-Memory = Literal["fast", "low"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Settings:
     groups: Groups = None
     accumulation: Accumulation = "batch"
     nonfinite: Nonfinite = "raise"
-    memory: Memory = "fast"
+    memory: MemoryOption = "fast"
     log: bool | dict[str, Any] = False
     check_replicas: int = 100
     split: Split | None = None
@@ -58,16 +60,12 @@ class Settings:
         return ", ".join(parts)
 
     def __post_init__(self) -> None:
-        choices = {
-            "rows": (None, *get_args(RowsOption)),
-            "accumulation": get_args(Accumulation),
-            "nonfinite": get_args(Nonfinite),
-            "memory": get_args(Memory),
-        }
-        for name, known in choices.items():
-            if (value := getattr(self, name)) not in known:
-                listed = ", ".join(map(repr, known))
-                raise ArgumentError(f"`{name}` must be one of {listed}, got {value!r}.")
+        check_options(
+            rows=self.rows,
+            accumulation=self.accumulation,
+            nonfinite=self.nonfinite,
+            memory=self.memory,
+        )
         check_select(self.params)
         if self.split is not None and self.rows == "ranks":
             raise ArgumentError(
@@ -132,7 +130,7 @@ class TakesSettings:
         groups: str | Callable[..., Any] | None = None,
         accumulation: Accumulation = "batch",
         nonfinite: Nonfinite = "raise",
-        memory: Memory = "fast",
+        memory: MemoryOption = "fast",
         log: bool | dict[str, Any] = False,
         check_replicas: int = 100,
         split: str | dict[str, Any] | None = None,

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from lightning_jd.core import (
     COMPLETE,
@@ -76,23 +73,3 @@ def finish(
         overflow="raise" if scale is None else "mean",
         delivery=delivery,
     )
-
-
-def delivery_to(model: Any) -> Delivery:
-    """What becomes of the gradients of this process.
-
-    DistributedDataParallel takes the mean over all processes, unless it was told to do something
-    else. It waits for the gradient of every parameter, unless it has looked for those that the
-    losses of this process do not reach.
-
-    Args:
-        model: The model as the strategy has wrapped it.
-    """
-    everywhere = not getattr(model, "find_unused_parameters", False)
-    averaged = (
-        isinstance(model, DistributedDataParallel)
-        and model.process_group.size() == Pool().size
-        and not model._comm_hooks
-        and not model.parameters_to_ignore
-    )
-    return Delivery(everywhere, averaged)

@@ -10,7 +10,23 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_jd.aggregators import AggregatorSpec, with_cheaper_weights
-from lightning_jd.core import Groups, Report, method_of_call, show_pieces, warn_slow
+from lightning_jd.core import (
+    Groups,
+    MemoryOption,
+    Nonfinite,
+    Report,
+    RowsOption,
+    delivery_to,
+    first_reduction_held,
+    full_precision,
+    loss_scale,
+    method_of_call,
+    objectives_of,
+    old_names,
+    show_pieces,
+    start_first_reduction,
+    warn_slow,
+)
 from lightning_jd.engines import (
     Losses,
     Parameters,
@@ -20,12 +36,9 @@ from lightning_jd.engines import (
     named_parameters_of,
 )
 from lightning_jd.errors import SetupError
-from lightning_jd.surfaces._output import objectives_of
-from lightning_jd.surfaces._precision import full_precision, loss_scale
-from lightning_jd.surfaces._settings import Memory, Nonfinite, RowsOption, Settings
+from lightning_jd.surfaces._settings import Settings
 from lightning_jd.surfaces._splitter import Splitter
-from lightning_jd.surfaces._static_graph import first_reduction_held, start_first_reduction
-from lightning_jd.surfaces._step import compute_step, delivery_to
+from lightning_jd.surfaces._step import compute_step
 from lightning_jd.surfaces._support import SHARED_IS_HIDDEN, STATIC_ACCUMULATES, check_sharded
 
 __all__ = ["backward"]
@@ -33,33 +46,33 @@ __all__ = ["backward"]
 _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy"}
 
 
+@old_names(model=2)
 def backward(
     fabric: Any,
     losses: Losses,
-    params: Parameters,
+    model: Parameters,
     aggregator: AggregatorSpec = "upgrad",
     *,
+    params: Select = "all",
     rows: RowsOption | None = None,
-    select: Select = "all",
     groups: Groups = None,
     nonfinite: Nonfinite = "raise",
-    memory: Memory = "fast",
+    memory: MemoryOption = "fast",
     split: SplitSpec = None,
     weights_from: str | Tensor = "parameters",
 ) -> Report:
     """Aggregate the gradients of several losses into ``.grad``, at any precision of Fabric.
 
-    The arguments after ``fabric`` are those of :func:`lightning_jd.backward`; ``rows`` and
-    ``nonfinite`` are those of :class:`~lightning_jd.JacobianDescent`. Pass an aggregator object,
-    not its name, if it has a state (random aggregators do).
+    The arguments after ``fabric`` are those of :func:`lightning_jd.backward`. Pass an aggregator
+    object, not its name, if it has a state (random aggregators do).
 
     Args:
         fabric: The Fabric object: one device, ``strategy="ddp"`` or ``ModelParallelStrategy``.
         losses: The losses, computed with a model returned by ``fabric.setup``.
-        params: That model, or its parameters.
+        model: That model, or its parameters.
         aggregator: The aggregator or balancer.
+        params: The parameters to aggregate.
         rows: What one objective is, if the type of the losses does not imply it.
-        select: The parameters to aggregate.
         groups: The parameter groups.
         nonfinite: ``"raise"`` or ``"skip"`` for losses and gradients that are NaN or infinite.
         memory: ``"fast"`` or ``"low"``.
@@ -77,7 +90,7 @@ def backward(
     settings = Settings(
         with_cheaper_weights(method_of_call(aggregator), weights_from),
         rows,
-        select,
+        params,
         groups,
         nonfinite=nonfinite,
         memory=memory,
@@ -85,18 +98,19 @@ def backward(
     )
     _check_supported(fabric, settings)
     # What `setup` returns wraps the model, whose names are the ones that patterns are about.
-    model = getattr(params, "_original_module", params)
-    if isinstance(model, nn.Module):
-        show_pieces(model)
-    named = named_parameters_of(model)
+    module = getattr(model, "_original_module", model)
+    if isinstance(module, nn.Module):
+        show_pieces(module)
+    named = named_parameters_of(module)
     objectives = Splitter(settings.split)(losses) or objectives_of(losses, rows)
-    scale = loss_scale(fabric.strategy.precision, fabric.device, objectives.m)
-    wrapped: Any = getattr(params, "_forward_module", None)
+    scaler = getattr(fabric.strategy.precision, "scaler", None)
+    scale = loss_scale(scaler, fabric.device, objectives.m)
+    wrapped: Any = getattr(model, "_forward_module", None)
     if getattr(wrapped, "static_graph", False) and not wrapped.require_backward_grad_sync:
         raise SetupError(f"{STATIC_ACCUMULATES}.")
     with _inside_backward(fabric), full_precision(fabric.device), first_reduction_held(wrapped):
         update = compute_step(objectives, named, settings, scale, delivery_to(wrapped))
-    warn_slow(update.report.slow, stacklevel=2)
+    warn_slow(update.report.slow, stacklevel=3)
     scalar = update.surrogate()
     start_first_reduction(wrapped, scalar)
     # An ordinary backward pass would reach other leaves too.

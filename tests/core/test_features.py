@@ -62,7 +62,7 @@ def test_a_task_that_enters_deeper_is_found_there_too() -> None:
 def test_the_update_has_the_weights_of_the_features(select: Any) -> None:
     model, expected = TrunkAndHeads(), TrunkAndHeads()
     report = lightning_jd.backward(
-        model.losses()[0], model, FromFeatures(UPGrad(reg=0)), select=select
+        model.losses()[0], model, FromFeatures(UPGrad(reg=0)), params=select
     )
     losses, _ = expected.losses()
     w = UPGrad(reg=0).weights(features_gramian(Objectives.of(losses)))

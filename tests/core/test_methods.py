@@ -161,7 +161,7 @@ def test_with_a_balancer_heads_may_keep_their_own_gradient() -> None:
         features = torch.tanh(trunk(x))
         return {str(k): head(features).square().mean() for k, head in enumerate(heads)}
 
-    lightning_jd.backward(both(), model, "loglosses", select="shared")
+    lightning_jd.backward(both(), model, "loglosses", params="shared")
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     sum(both().values()).backward()  # type: ignore[union-attr]

@@ -75,7 +75,11 @@ def needs(block: Block) -> list[str]:
     ],
 )
 def test_a_block_runs_alone(
-    block: Block, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: Any
+    block: Block,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if block.is_session:
         test = doctest.DocTestParser().get_doctest(block.code, {}, block.page, None, block.line)
@@ -91,6 +95,10 @@ def test_a_block_runs_alone(
             (tmp_path / other.file).write_text(other.code, encoding="utf-8")
     if block.file is not None:
         (tmp_path / block.file).write_text(block.code, encoding="utf-8")
+    if "init_process_group" in block.code:  # what torchrun sets for one process
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        for name, value in {"RANK": "0", "WORLD_SIZE": "1", **address}.items():
+            monkeypatch.setenv(name, value)
     caplog.set_level(logging.INFO)
     exec(compile(block.code, f"{block.page}:{block.line}", "exec"), {"__name__": "__main__"})
     if block.output is not None:

@@ -83,7 +83,7 @@ def test_options() -> None:
     run = fabric()
     model = run.setup(network())
     losses = model(torch.ones(4, 5)).square()
-    report = jd.backward(run, losses, model, "mgda", rows="tasks", select="2.*", groups="layer")
+    report = jd.backward(run, losses, model, "mgda", rows="tasks", params="2.*", groups="layer")
     assert len(report.names) == 3
     assert report.paths["0.weight"] == "plain"
 
@@ -104,7 +104,7 @@ def test_what_cannot_work_is_refused() -> None:
     for option in ("static_graph", "find_unused_parameters"):
         hiding = Fabric(accelerator="cpu", devices=1, strategy=DDPStrategy(**{option: True}))
         with pytest.raises(SetupError, match=f"{option}=True"):
-            jd.backward(hiding, torch.ones(2, requires_grad=True), network(), select="shared")
+            jd.backward(hiding, torch.ones(2, requires_grad=True), network(), params="shared")
 
     class Odd:
         strategy = object()

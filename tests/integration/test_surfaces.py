@@ -88,7 +88,7 @@ def test_rows_override_the_type_of_the_losses(rows: str) -> None:
 def test_only_the_shared_parameters_are_aggregated() -> None:
     module, loop = Regression("tasks"), Regression("tasks")
     fit(module, callbacks=[JacobianDescent("upgrad", params="net.0.*")])
-    hand_written(loop, lambda losses: backward(losses, loop, "upgrad", select="net.0.*"))
+    hand_written(loop, lambda losses: backward(losses, loop, "upgrad", params="net.0.*"))
     assert_same_weights(module, loop, rtol=1e-5, atol=1e-6)
 
 

@@ -42,7 +42,6 @@ class LiveRows(Rows):
         memory: ``"fast"`` keeps activation gradients; ``"low"`` keeps less, and ends with an
             ordinary backward pass where that would still be much.
         retain_graph: Whether the graph of the losses is kept; otherwise it may be freed.
-        can_skip: See :class:`Rows`.
     """
 
     def __init__(
@@ -53,9 +52,8 @@ class LiveRows(Rows):
         nonfinite: Nonfinite = "raise",
         memory: Literal["fast", "low"] = "fast",
         retain_graph: bool = False,
-        can_skip: bool = True,
     ) -> None:
-        super().__init__(named, ALONE, can_skip=can_skip)
+        super().__init__(named, ALONE, can_skip=True)
         self._which, self._nonfinite = select, nonfinite
         self.skips = nonfinite == "skip"
         self._memory, self._frees = memory, not retain_graph

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 
 import torch
 from torch import Tensor
@@ -109,7 +109,7 @@ class _Comparison:
         return None
 
     def _relative(self, distance: float) -> float:
-        return distance / self.ordinary if self.ordinary else float("inf")
+        return distance / self.ordinary if self.ordinary else inf
 
 
 def length_of(gramian: Tensor, v: Tensor) -> float:
@@ -194,7 +194,7 @@ def _not_linear(
         if not isfinite(length + off):
             return None
         if off > 2 * _FLOOR * eps * length:
-            found.append(Mismatch((p,), "linearity", off / length))
+            found.append(Mismatch((p,), "linearity", off / length if length else inf))
     return found
 
 

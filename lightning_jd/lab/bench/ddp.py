@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_jd._folders import writable_folder
 from lightning_jd.aggregators import resolve
-from lightning_jd.core import volume
+from lightning_jd.core import delivery_to, objectives_of, volume
 from lightning_jd.engines import named_parameters_of
 from lightning_jd.errors import ArgumentError, JDError
 from lightning_jd.lab.bench._layers import Kind, layers_of
@@ -27,9 +27,8 @@ from lightning_jd.lab.console import progress_bar
 from lightning_jd.lab.device import here, measured_on, stay_on, usable
 from lightning_jd.lab.report import Report, Value
 from lightning_jd.lab.work.networks import Work, cnn, mean_of, mlp, mlp_tasks
-from lightning_jd.surfaces._output import objectives_of
 from lightning_jd.surfaces._settings import Settings
-from lightning_jd.surfaces._step import compute_step, delivery_to
+from lightning_jd.surfaces._step import compute_step
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
 
         def ours() -> None:
             model.zero_grad(set_to_none=True)
-            backward(work.losses(), model, chosen, select=select, memory=memory)
+            backward(work.losses(), model, chosen, params=select, memory=memory)
 
         return ours
     if engine == "loop":

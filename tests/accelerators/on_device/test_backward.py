@@ -98,7 +98,7 @@ def test_an_option_gives_the_steps_of_the_cpu(form: str, memory: str, groups: st
 
 @pytest.mark.parametrize("select", ["trunk.*", "shared"])
 def test_a_selection_gives_the_steps_of_the_cpu(select: str) -> None:
-    assert_same("tasks", resolve("upgrad"), select=select)
+    assert_same("tasks", resolve("upgrad"), params=select)
 
 
 def test_gradients_that_are_not_finite_are_named() -> None:

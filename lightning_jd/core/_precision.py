@@ -28,21 +28,20 @@ def full_precision(device: torch.device) -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
-def loss_scale(precision: Any, device: torch.device, terms: int) -> Tensor | None:
-    """The factor for every loss if the precision plugin has a GradScaler that is in use.
+def loss_scale(scaler: Any, device: torch.device, terms: int) -> Tensor | None:
+    """The factor for every loss if there is a GradScaler that is in use.
 
     In plain training the loss is a mean, so that one of its terms gets the scale divided by their
     number. With the same factor, rows overflow where plain training does, and no sooner.
 
     Args:
-        precision: The plugin, of the Trainer or of Fabric.
+        scaler: The GradScaler, or ``None``.
         device: The device of the losses.
         terms: The number of losses in one step of the optimizer.
 
     Returns:
         A tensor, so that reading it does not wait for an accelerator; ``None`` without a scaler.
     """
-    scaler = getattr(precision, "scaler", None)
     if scaler is None or not scaler.is_enabled():
         return None
     scale: Tensor = scaler.scale(torch.ones((), device=device))

@@ -6,22 +6,22 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_jd.core import Update
+from lightning_jd.core._update import Update
 from lightning_jd.engines import NamedParameters
 from lightning_jd.errors import SetupError
-from lightning_jd.surfaces._settings import Settings
 
 
 def check_all_reached(
-    model: Any, named: NamedParameters, update: Update, settings: Settings
+    model: Any, named: NamedParameters, update: Update, remedy: str, *, shared: bool = False
 ) -> None:
     """Raise if the reduction of gradients would never end, which leaves every replica on its own.
 
     Args:
-        model: What the strategy has wrapped.
+        model: The wrapped model, if it is wrapped.
         named: The parameters that require a gradient.
         update: The gradients that are about to be delivered, the same parameters on all processes.
-        settings: What was asked for.
+        remedy: How to set ``find_unused_parameters``.
+        shared: Whether shared parameters have to be found.
 
     Raises:
         SetupError: On all processes alike, with the parameters and the remedy.
@@ -39,8 +39,7 @@ def check_all_reached(
     if not missing:
         return
     shown = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
-    remedy = "Set strategy='ddp_find_unused_parameters_true' (or `find_unused_parameters=True`)"
-    if settings.params == "shared":
+    if shared:
         remedy += ", and name the shared parameters by a pattern, such as params='trunk.*'"
     raise SetupError(
         f"DistributedDataParallel waits for a gradient of every parameter, but no loss of any "
