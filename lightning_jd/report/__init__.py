@@ -4,6 +4,7 @@ from pathlib import Path
 
 from lightning_jd.errors import ArgumentError
 from lightning_jd.report._page import page
+from lightning_jd.report._promise import Problem, problems, suffering
 from lightning_jd.report._run import Cosines, Run, Track
 from lightning_jd.report._sources import RUN_FILE, read_run
 from lightning_jd.report._verdict import Finding, verdict
@@ -12,11 +13,14 @@ __all__ = [
     "RUN_FILE",
     "Cosines",
     "Finding",
+    "Problem",
     "Run",
     "Track",
     "page",
+    "problems",
     "read_run",
     "report",
+    "suffering",
     "verdict",
 ]
 

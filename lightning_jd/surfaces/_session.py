@@ -34,6 +34,7 @@ from lightning_jd.surfaces._eager import EagerInstances
 from lightning_jd.surfaces._output import loss_in, objectives_of, unless_scalar, with_scalar
 from lightning_jd.surfaces._pass import Pass, Seen, optimizer_of, told_apart
 from lightning_jd.surfaces._precision import full_precision, loss_scale
+from lightning_jd.surfaces._promise import Watch
 from lightning_jd.surfaces._settings import Settings
 from lightning_jd.surfaces._skipped import Skipped
 from lightning_jd.surfaces._splitter import Splitter
@@ -74,6 +75,7 @@ class Session:
         self._splitter = Splitter(settings.split)
         self._pending: Objectives | None = None
         self._rows: Rows | None = None  # of the micro-batches of a step
+        self.watch = Watch(settings.aggregator)
         self._compared = -1  # the step after which processes were compared
 
     def training_step(
