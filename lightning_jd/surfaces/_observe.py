@@ -128,6 +128,17 @@ class StepClock:
         """A batch begins."""
         self._begin = time.perf_counter()
 
+    def cost(self, report: Report, plain: float) -> float:
+        """The time of a step in units of a plain step.
+
+        Args:
+            report: Of the step.
+            plain: The milliseconds of the plain backward pass that was run within it.
+        """
+        milliseconds = 1000 * (time.perf_counter() - self._begin)
+        rest = max(milliseconds - report.milliseconds["total"] - plain, 0.0)
+        return (rest + report.milliseconds["total"]) / (rest + plain)
+
     def shares(self, report: Report) -> dict[str, float]:
         """Shares of the time since :meth:`start`: all of our work, and the aggregator's alone.
 
