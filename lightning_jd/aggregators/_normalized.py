@@ -32,8 +32,8 @@ class Normalized(GramianAggregator):
 
     The influence of a task then does not shrink as its gradient does, so a task that is learned
     already keeps pushing with full force. The direction is that of the wrapped aggregator for unit
-    rows: if that opposes no row, neither does this one. The only claimed property is that the
-    update is a weighted sum of the rows.
+    rows: if that opposes no row, neither does this one. The only property that is claimed, for
+    every method and length, is that the update is a weighted sum of the rows.
 
     Args:
         aggregator: The wrapped aggregator, which must compute weights: a name, a dict with a name

@@ -36,7 +36,8 @@ table { border-collapse: collapse; font-size: 13.5px; width: 100%; margin-top: 6
 th, td { text-align: left; padding: 3px 10px 3px 0; vertical-align: top;
          border-top: 1px solid var(--line); }
 th { font-weight: 500; color: var(--soft); width: 8.5em; }
-.run h2.name { font-size: 20px; margin: 6px 0 8px; } .runs { align-items: start; margin-bottom: 16px; }
+.run h2.name { font-size: 20px; margin: 6px 0 8px; }
+.runs { align-items: start; margin-bottom: 16px; }
 details { color: var(--soft); font-size: 13px; } summary { cursor: pointer; }
 svg { width: 100%; height: auto; display: block; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
