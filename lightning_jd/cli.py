@@ -64,6 +64,8 @@ def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS) -> in
         The exit status: 0 for success, 1 for an error, 130 after Ctrl-C.
     """
     words = [_underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
+    if words[:1] == ["report"] and len(words) > 2 and not words[2].startswith("-"):
+        words.insert(2, "--other")  # `report A B`: two runs side by side
     if words[:1] == ["--version"]:
         print(f"lightning-jd {__version__}")
         return 0

@@ -35,6 +35,7 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "constant": {"weights": [0.7, 0.3]},
     "krum": {"n_byzantine": 1},
     "trimmedmean": {"trim": 1},
+    "normalized": {"aggregator": "upgrad"},
     "weightsevery": {"aggregator": "upgrad", "n": 8},
     "crmogm": {"aggregator": "upgrad"},
 }

@@ -41,6 +41,7 @@ from lightning_jd.aggregators._mgda import MGDA
 from lightning_jd.aggregators._moco import MoCo
 from lightning_jd.aggregators._modo import MoDo
 from lightning_jd.aggregators._nashmtl import NashMTL
+from lightning_jd.aggregators._normalized import Normalized
 from lightning_jd.aggregators._pcgrad import PCGrad
 from lightning_jd.aggregators._primary import Primary
 from lightning_jd.aggregators._registry import (
@@ -100,6 +101,7 @@ __all__ = [
     "MoCo",
     "MoDo",
     "NashMTL",
+    "Normalized",
     "PCGrad",
     "Primary",
     "Property",

@@ -53,11 +53,14 @@ class Method(nn.Module, ABC):
             :class:`~lightning_jd.aggregators._halves.Halves`.
         at_features: Whether it uses the Gramian of the gradients at the features instead of the
             parameters.
+        keeps_small_tasks: Whether it opposes no task because of its units, see the table of
+            methods; ``None`` if that depends on a wrapped method.
         features: The features: an activation, or the name of a module; ``None`` for the activations
             where the tasks branch.
     """
 
     name: ClassVar[str] = ""
+    keeps_small_tasks: ClassVar[bool | None] = False
     uses_values: bool = False
     halves: bool = False
     at_features: bool = False

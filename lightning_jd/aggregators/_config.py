@@ -54,6 +54,7 @@ class ConFIG(GramianAggregator):
     properties: ClassVar[frozenset[Property]] = frozenset(
         {Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
     )
+    keeps_small_tasks = True
 
     def __init__(self, preference: PerObjective | None = None) -> None:
         super().__init__()

@@ -51,6 +51,7 @@ class CRMOGM(StatefulGramianAggregator):
     """
 
     properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
+    keeps_small_tasks = None
 
     def __init__(
         self,

@@ -46,6 +46,7 @@ class DBMTL(StatefulAggregator):
 
     uses_values: bool = True
     properties: ClassVar[frozenset[Property]] = frozenset({Property.PERMUTATION_INVARIANT})
+    keeps_small_tasks = True
 
     def __init__(self, beta: float = 0.9, sigma: float = 0.5) -> None:
         super().__init__()

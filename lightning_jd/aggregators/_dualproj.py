@@ -68,6 +68,7 @@ class DualProj(GramianAggregator):
     properties: ClassVar[frozenset[Property]] = frozenset(
         {Property.NON_CONFLICTING, Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
     )
+    keeps_small_tasks = True
 
     def __init__(
         self,

@@ -46,6 +46,7 @@ class FairGrad(GramianAggregator):
     properties: ClassVar[frozenset[Property]] = frozenset(
         {Property.NON_CONFLICTING, Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
     )
+    keeps_small_tasks = True
 
     def __init__(self, alpha: float = 1.0) -> None:
         super().__init__()

@@ -54,6 +54,8 @@ class FAMO(Stateful, Balancer):
         Liu et al., *FAMO: Fast Adaptive Multitask Optimization*, NeurIPS 2023.
     """
 
+    keeps_small_tasks = True
+
     def __init__(
         self,
         lr: float = 0.025,

@@ -49,6 +49,7 @@ class FromFeatures(GramianAggregator):
     """
 
     properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
+    keeps_small_tasks = None
     at_features = True
 
     def __init__(

@@ -31,6 +31,8 @@ class GLS(Balancer):
         for Multi-Task Learning*, CVPR Workshops 2019.
     """
 
+    keeps_small_tasks = True
+
     @override
     def balance(self, losses: Tensor, step: Step) -> Tensor:
         check_positive("GLS", losses, step)

@@ -44,6 +44,7 @@ class IMTLG(GramianAggregator):
     properties: ClassVar[frozenset[Property]] = frozenset(
         {Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
     )
+    keeps_small_tasks = True
 
     @override
     def weights(self, gramian: Tensor) -> Tensor:

@@ -29,6 +29,8 @@ class LogLosses(Balancer):
         "scale-invariant" baseline.
     """
 
+    keeps_small_tasks = True
+
     @override
     def balance(self, losses: Tensor, step: Step) -> Tensor:
         check_positive("LogLosses", losses, step)

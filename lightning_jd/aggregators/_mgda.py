@@ -33,6 +33,7 @@ class MGDA(GramianAggregator):
     properties: ClassVar[frozenset[Property]] = frozenset(
         {Property.NON_CONFLICTING, Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
     )
+    keeps_small_tasks = True
 
     @override
     def weights(self, gramian: Tensor) -> Tensor:

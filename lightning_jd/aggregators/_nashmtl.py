@@ -57,6 +57,7 @@ class NashMTL(GramianAggregator):
     properties: ClassVar[frozenset[Property]] = frozenset(
         {Property.NON_CONFLICTING, Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
     )
+    keeps_small_tasks = True
 
     def __init__(self, epsilon: float = 1.0) -> None:
         super().__init__()

@@ -58,6 +58,7 @@ class Primary(GramianAggregator):
     properties: ClassVar[frozenset[Property]] = frozenset(
         {Property.NON_CONFLICTING, Property.LINEAR_UNDER_SCALING, Property.WEIGHTED}
     )
+    keeps_small_tasks = True
 
     def __init__(
         self,

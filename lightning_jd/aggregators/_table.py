@@ -20,7 +20,7 @@ from lightning_jd.aggregators._random import OwnGenerator
 
 
 def properties_table(classes: Iterable[type[Aggregator]] | None = None) -> str:
-    """Markdown, one line per aggregator: its properties, what it needs and what it keeps.
+    """Markdown, one line per aggregator: properties, small tasks, what it needs and keeps.
 
     Args:
         classes: The aggregators; ``None`` is all that the package itself registers.
@@ -28,26 +28,26 @@ def properties_table(classes: Iterable[type[Aggregator]] | None = None) -> str:
     Example:
         >>> from lightning_jd.aggregators import UPGrad
         >>> print(properties_table([UPGrad]).splitlines()[-1])
-        | [UPGrad](upgrad.md) | `"upgrad"` | ✓ | ✓ | ✓ | ✓ | Gramian | - |
+        | [UPGrad](upgrad.md) | `"upgrad"` | ✓ | ✓ | ✓ | ✓ | yes | Gramian | - |
     """
     header = ["Aggregator", "Name", *(prop.value.capitalize() for prop in Property)]
     lines = [
-        [*header, "Needs", "Keeps"],
-        ["---", "---", *(":-:" for _ in Property), "---", "---"],
+        [*header, "Keeps small tasks", "Needs", "Keeps"],
+        ["---", "---", *(":-:" for _ in Property), ":-:", "---", "---"],
         *(_aggregator(cls) for cls in classes or _of_the_package(available())),
     ]
     return _markdown(lines)
 
 
 def balancers_table() -> str:
-    """Markdown, one line per balancer: what it keeps.
+    """Markdown, one line per balancer: small tasks, and what it keeps.
 
     Example:
         >>> print(balancers_table().splitlines()[2])
-        | [DWA](dwa.md) | `"dwa"` | by task |
+        | [DWA](dwa.md) | `"dwa"` | no | by task |
     """
-    lines = [["Balancer", "Name", "Keeps"], ["---"] * 3]
-    lines += [[*_name(cls), _keeps(cls)] for cls in _of_the_package(balancers())]
+    lines = [["Balancer", "Name", "Keeps small tasks", "Keeps"], ["---", "---", ":-:", "---"]]
+    lines += [[*_name(cls), _small_tasks(cls), _keeps(cls)] for cls in _of_the_package(balancers())]
     return _markdown(lines)
 
 
@@ -57,7 +57,11 @@ def _of_the_package(classes: dict[str, type]) -> list[type]:
 
 def _aggregator(cls: type[Aggregator]) -> list[str]:
     marks = ["✓" if prop in cls.properties else "✗" for prop in Property]
-    return [*_name(cls), *marks, _needs(cls), _keeps(cls)]
+    return [*_name(cls), *marks, _small_tasks(cls), _needs(cls), _keeps(cls)]
+
+
+def _small_tasks(cls: type[Method]) -> str:
+    return {True: "yes", False: "no", None: "as wrapped"}[cls.keeps_small_tasks]
 
 
 def _name(cls: type[Method]) -> list[str]:

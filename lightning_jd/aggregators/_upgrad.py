@@ -86,6 +86,7 @@ class UPGrad(GramianAggregator):
             Property.PERMUTATION_INVARIANT,
         }
     )
+    keeps_small_tasks = True
 
     def __init__(
         self,

@@ -51,6 +51,7 @@ class WeightsEvery(StatefulGramianAggregator):
     """
 
     properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
+    keeps_small_tasks = None
     uses_values = True
 
     def __init__(

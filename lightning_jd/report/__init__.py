@@ -4,6 +4,7 @@ from pathlib import Path
 
 from lightning_jd.errors import ArgumentError
 from lightning_jd.report._page import page
+from lightning_jd.report._promise import Problem, problems, suffering
 from lightning_jd.report._run import Cosines, Run, Track
 from lightning_jd.report._sources import RUN_FILE, read_run
 from lightning_jd.report._verdict import Finding, verdict
@@ -12,17 +13,25 @@ __all__ = [
     "RUN_FILE",
     "Cosines",
     "Finding",
+    "Problem",
     "Run",
     "Track",
     "page",
+    "problems",
     "read_run",
     "report",
+    "suffering",
     "verdict",
 ]
 
 
-def report(run_dir: str, output: str | None = None, title: str | None = None) -> None:
-    """Write the HTML report of a run: plots and a verdict in words.
+def report(
+    run_dir: str,
+    output: str | None = None,
+    title: str | None = None,
+    other: str | None = None,
+) -> None:
+    """Write the HTML report of a run, or of two side by side: plots and a verdict in words.
 
     It uses the newest run in the folder: the file of the callback JDReport, or else what
     JacobianDescent(log=True) has logged to CSV or TensorBoard files.
@@ -31,17 +40,29 @@ def report(run_dir: str, output: str | None = None, title: str | None = None) ->
         run_dir: The folder of the run.
         output: The file to write; jd_report.html in the folder by default.
         title: The heading; the name of the folder by default.
+        other: The folder of another run, to be shown beside it. On the command line it is the
+            second word: lightning-jd report A B.
     """
     folder = Path(run_dir)
     run = read_run(folder)
+    name = title or folder.resolve().name
+    if other is None:
+        runs, html = [run], page(run, name)
+    else:
+        beside = Path(other)
+        runs = [run, read_run(beside)]
+        html = page(run, name, runs[1], beside.resolve().name)
     path = Path(output) if output is not None else folder / "jd_report.html"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page(run, title or folder.resolve().name), encoding="utf-8")
+        path.write_text(html, encoding="utf-8")
     except OSError as error:
         raise ArgumentError(
             f"`output` must be a file that can be written, got {str(path)!r}: {error.strerror}."
         ) from error
-    for finding in verdict(run):
-        print(f"{finding.question} {finding.answer}")
+    for each in runs:
+        print(f"{each.aggregator or 'an unnamed method'}:")
+        for finding in verdict(each):
+            remedy = f" {finding.remedy}" if finding.remedy else ""
+            print(f"  {finding.question} {finding.answer}{remedy}")
     print(f"Written: {path}")

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 
+from lightning_jd.report._promise import suffering
 from lightning_jd.report._run import Run
-from lightning_jd.report._svg import heat_map, line_chart
+from lightning_jd.report._svg import bar_chart, heat_map, line_chart
 from lightning_jd.report._verdict import Finding, verdict
 
 _MOST_LINES = 12
 _SHARE = (0.0, 1.0)
 _STYLE = """
 :root { --ink: #1d2433; --soft: #667085; --line: #e4e7ec; --card: #fff; --page: #f6f7f9;
-        --calm: #12805c; --notable: #b35c00; --strong: #b42318; --unknown: #667085; }
+        --fact: #98a2b3; --act: #b42318; --unknown: #d0d5dd; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e9f0; --soft: #98a2b3; --line: #343b49; --card: #1b212c; --page: #12161d;
-          --calm: #4fc69b; --notable: #f5a94b; --strong: #f97066; --unknown: #98a2b3; } }
+          --fact: #667085; --act: #f97066; --unknown: #343b49; } }
 * { box-sizing: border-box; }
 body { margin: 0; padding: 28px; background: var(--page); color: var(--ink);
        font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
@@ -27,8 +29,15 @@ p { margin: 0 0 10px; } .soft { color: var(--soft); font-size: 13.5px; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
         padding: 16px 18px; min-width: 0; overflow-wrap: anywhere; }
 .verdict { border-left: 5px solid var(--level); margin: 0; } .verdicts { margin: 18px 0; }
-.calm { --level: var(--calm); } .notable { --level: var(--notable); }
-.strong { --level: var(--strong); } .unknown { --level: var(--unknown); }
+.fact { --level: var(--fact); } .act { --level: var(--act); } .unknown { --level: var(--unknown); }
+.act h2, .remedy { color: var(--act); } .remedy { font-weight: 600; }
+.hover { fill: transparent; } .hover:hover { fill: var(--soft); fill-opacity: 0.12; }
+table { border-collapse: collapse; font-size: 13.5px; width: 100%; margin-top: 6px; }
+th, td { text-align: left; padding: 3px 10px 3px 0; vertical-align: top;
+         border-top: 1px solid var(--line); }
+th { font-weight: 500; color: var(--soft); width: 8.5em; }
+.run h2.name { font-size: 20px; margin: 6px 0 8px; }
+.runs { align-items: start; margin-bottom: 16px; }
 details { color: var(--soft); font-size: 13px; } summary { cursor: pointer; }
 svg { width: 100%; height: auto; display: block; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
@@ -42,25 +51,80 @@ svg line.grid { stroke: var(--line); } .line { fill: none; stroke-width: 2; stro
 """
 
 
-def page(run: Run, title: str) -> str:
-    """The report as one self-contained HTML page."""
-    method = escape(run.aggregator or "an unnamed method")
-    charts = "".join(_charts(run))
+def page(run: Run, title: str, other: Run | None = None, other_title: str = "") -> str:
+    """The report as one self-contained HTML page.
+
+    Args:
+        run: The run.
+        title: Its heading.
+        other: Another run, to be shown beside it.
+        other_title: The heading of the other run.
+    """
+    if other is None:
+        return _whole(title, _intro(run) + _findings(run) + _grid(_charts(run)) + _about(run))
+    columns = [
+        f'<section class="run"><h2 class="name">{escape(name)}</h2>{_intro(each)}'
+        f"{_findings(each)}{_about(each)}</section>"
+        for name, each in ((title, run), (other_title, other))
+    ]
+    charts = zip(_charts(run), _charts(other), strict=True)
+    pairs = [drawing or _BLANK for pair in charts if any(pair) for drawing in pair]
+    top = f'<section class="grid runs">{"".join(columns)}</section>'
+    return _whole(f"{title} and {other_title}", top + _grid(pairs))
+
+
+_BLANK = '<article class="card"><p class="soft">Not recorded.</p></article>'
+
+
+def _whole(title: str, content: str) -> str:
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>"
-        f"<h1>{escape(title)}</h1>"
-        f'<p class="soft">Jacobian descent with {method}. Bands are one standard deviation.</p>'
-        f'<section class="grid verdicts">{"".join(map(_card, verdict(run)))}</section>'
-        f'<section class="grid">{charts}</section></main></body></html>\n'
+        f"<h1>{escape(title)}</h1>{content}</main></body></html>\n"
+    )
+
+
+def _intro(run: Run) -> str:
+    method = escape(run.aggregator or "an unnamed method")
+    return (
+        f'<p class="soft">Jacobian descent with {method}. Bands are one standard deviation; dashed '
+        "lines coincide with another one. Point at a chart for its values.</p>"
+    )
+
+
+def _findings(run: Run) -> str:
+    ordered = sorted(verdict(run), key=lambda finding: finding.level != "act")
+    return f'<section class="grid verdicts">{"".join(map(_card, ordered))}</section>'
+
+
+def _grid(charts: Iterable[str]) -> str:
+    return f'<section class="grid">{"".join(charts)}</section>'
+
+
+def _about(run: Run) -> str:
+    if not run.about:
+        return ""
+    rows = "".join(
+        f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>"
+        for name, text in run.about.items()
+    )
+    return (
+        '<article class="card" style="margin-top:16px"><h2>What was run</h2>'
+        f"<table>{rows}</table></article>"
     )
 
 
 def _card(finding: Finding) -> str:
+    remedy = ""
+    if finding.remedy:
+        remedy = (
+            f'<p class="remedy">{escape(finding.remedy)} '
+            f'<span class="soft">More: {escape(finding.page)}</span></p>'
+        )
     return (
         f'<article class="card verdict {finding.level}"><h2>{escape(finding.question)}</h2>'
-        f"<p>{escape(finding.answer)}</p>"
+        f"<p>{escape(finding.answer)}</p>{remedy}"
         f"<details><summary>the rule</summary>{escape(finding.rule)}</details></article>"
     )
 
@@ -85,6 +149,11 @@ def _charts(run: Run) -> list[str]:
             _SHARE,
             violation_share="this run",
             mean_violation_share="the mean instead",
+        ),
+        _chart(
+            "Who gets worse",
+            "Share of the recorded steps in which the update made a task worse, to first order.",
+            bar_chart(dict(list(suffering(run).items())[:_MOST_LINES])),
         ),
         _lines(
             run,

@@ -93,11 +93,16 @@ class Run:
         aggregator: The name of the aggregator, if known.
         tracks: The curves by logged name, without ``jd/``.
         cosines: The mean cosines between tasks.
+        method: What the method claims: ``protects``, ``kind``, and ``reg`` and ``relative_to``
+            where it has them.
+        about: What was run, in words: module, optimizer, versions, ...
     """
 
     aggregator: str | None = None
     tracks: dict[str, Track] = field(default_factory=dict)
     cosines: Cosines | None = None
+    method: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, str] = field(default_factory=dict)
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Record the values of one step."""
@@ -123,6 +128,8 @@ class Run:
             "aggregator": self.aggregator,
             "tracks": {name: vars(track) for name, track in self.tracks.items()},
             "cosines": None if cosines is None else vars(cosines),
+            "method": self.method,
+            "about": self.about,
         }
 
     @classmethod
@@ -133,6 +140,8 @@ class Run:
             content["aggregator"],
             {name: Track(**track) for name, track in content["tracks"].items()},
             None if cosines is None else Cosines(**cosines),
+            dict(content.get("method", {})),  # 0.2 wrote neither of the two
+            dict(content.get("about", {})),
         )
 
     def write(self, path: Path) -> None:

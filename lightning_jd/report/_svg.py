@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from lightning_jd.report._run import Cosines, Track
@@ -42,21 +42,42 @@ def line_chart(
         return f"{right:.1f},{_TOP + (1 - axis.fraction(y)) * (_HEIGHT - _TOP - _BOTTOM):.1f}"
 
     parts = [_grid(axis, last)]
-    for index, (name, line) in enumerate(points.items()):
+    for index, line in enumerate(points.values()):
         color = COLORS[index % len(COLORS)]
         upper = [place(x, m + s) for x, m, s in line]
         lower = [place(x, m - s) for x, m, s in reversed(line)]
         middle = [place(x, m) for x, m, _ in line]
         middle = middle * 2 if len(middle) == 1 else middle  # a single point is still to be seen
-        title = f"<title>{escape(name)}: {line[-1][1]:.4g} at the end</title>" if line else ""
+        earlier = list(points.values())[:index]
+        dashes = ' stroke-dasharray="7 7"' if any(_coincide(line, o, axis) for o in earlier) else ""
         parts.append(
             f'<polygon class="band" fill="{color}" points="{" ".join(upper + lower)}"/>'
-            f'<polyline class="line" stroke="{color}" points="{" ".join(middle)}">'
-            f"{title}</polyline>"
+            f'<polyline class="line" stroke="{color}" points="{" ".join(middle)}"{dashes}/>'
         )
+    parts.append(_hover(points, last))
     return _svg("chart", _WIDTH, _HEIGHT, parts) + (
         _legend(list(points)) if len(points) > 1 else ""
     )
+
+
+def bar_chart(shares: Mapping[str, float]) -> str:
+    """Draw shares from 0 to 1 as bars, with their names and values."""
+    if not shares:
+        return ""
+    longest = max(len(_short(name)) for name in shares)
+    left, row = 14 + 6.6 * longest, 24
+    width = _WIDTH - left - 60
+    parts = []
+    for i, (name, share) in enumerate(shares.items()):
+        y = i * row + row / 2
+        parts.append(
+            _name(name, left - 6, y, 0)
+            + f'<rect class="bar" x="{left:.0f}" y="{y - 7:.0f}" height="14" fill="{COLORS[0]}" '
+            f'width="{max(share * width, 1):.1f}"><title>{escape(name)}: {share:.4f}</title></rect>'
+            f'<text x="{left + share * width + 6:.0f}" y="{y:.0f}" dy="0.35em">'
+            f"{100 * share:.1f}%</text>"
+        )
+    return _svg("bars", _WIDTH, row * len(shares) + 4, parts)
 
 
 def heat_map(cosines: Cosines) -> str:
@@ -92,6 +113,34 @@ def _name(name: str, x: float, y: float, angle: int) -> str:
     turned = f' transform="rotate({angle} {x:.0f} {y:.0f})"' if angle else ""
     place = f'x="{x:.0f}" y="{y:.0f}" dy="0.35em" text-anchor="end"{turned}'
     return f'<text class="name" {place}>{escape(_short(name))}</text>'
+
+
+Points = list[tuple[float, float, float]]
+
+
+def _coincide(line: Points, other: Points, axis: _Axis) -> bool:
+    """Whether two lines are so close at nearly all steps that one would hide the other."""
+    where = {x: axis.fraction(mean) for x, mean, _ in other}
+    gaps = [abs(axis.fraction(mean) - where[x]) for x, mean, _ in line if x in where]
+    return bool(gaps) and sorted(gaps)[int(0.9 * (len(gaps) - 1))] < 0.01
+
+
+def _hover(points: Mapping[str, Points], last: float) -> str:
+    """Invisible columns whose titles tell the values: browsers show them without a script."""
+    steps = sorted({x for line in points.values() for x, _, _ in line})
+    known = {name: {x: mean for x, mean, _ in line} for name, line in points.items()}
+    parts = []
+    for i, x in enumerate(steps):
+        begin = (steps[i - 1] + x) / 2 if i else 0.0
+        end = (x + steps[i + 1]) / 2 if i + 1 < len(steps) else last
+        left, right = (_LEFT + at / last * (_WIDTH - _LEFT - _RIGHT) for at in (begin, end))
+        values = [f"{name}: {line[x]:.4g}" for name, line in known.items() if x in line]
+        parts.append(
+            f'<rect class="hover" x="{left:.1f}" y="{_TOP}" width="{max(right - left, 2):.1f}" '
+            f'height="{_HEIGHT - _TOP - _BOTTOM}">'
+            f"<title>{escape(chr(10).join([f'step {x:.6g}', *values]))}</title></rect>"
+        )
+    return "".join(parts)
 
 
 class _Axis:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from lightning_jd.core import GroupReport, Report
 from lightning_jd.metrics import Direction, conflict_summary, gradient_norms
+from lightning_jd.metrics._alignment import of_direction, of_unit
+from lightning_jd.metrics._unit import TOLERANCE, unit_gramian
 from lightning_jd.surfaces._pass import Pass
 
 #: More tasks than this are not shown one by one: each would be a curve of its own.
@@ -91,6 +93,7 @@ def values_of(
     if (tasks := tasks_of(update)) is not None:
         add("weight/", tasks.names, tasks.weights)
         add("norm/", tasks.names, None if G is None else gradient_norms(G))
+        add("worse/", tasks.names, None if G is None else _worse(G, report))
         add("loss/", tasks.loss_names, tasks.losses)
     if per_group and len(report.groups) > 1:
         for name, group in report.groups.items():
@@ -103,6 +106,18 @@ def values_of(
     return dict(zip(names, together.tolist(), strict=True))
 
 
+def _worse(gramian: Tensor, report: Report) -> Tensor | None:
+    """1 for each objective that the update makes worse to first order, else 0."""
+    C, norms = unit_gramian(gramian)
+    if report.weights is not None:
+        angles = of_unit(C, norms, report.weights, eps=torch.finfo(gramian.dtype).eps)
+    elif (direction := direction_of(report)) is not None:
+        angles = of_direction(C, norms, direction)
+    else:
+        return None
+    return (angles.cosines[0] < -TOLERANCE).to(gramian.dtype)
+
+
 class StepClock:
     """How long a step takes from the start of the batch on, and which share of it is ours."""
 
@@ -112,6 +127,17 @@ class StepClock:
     def start(self) -> None:
         """A batch begins."""
         self._begin = time.perf_counter()
+
+    def cost(self, report: Report, plain: float) -> float:
+        """The time of a step in units of a plain step.
+
+        Args:
+            report: Of the step.
+            plain: The milliseconds of the plain backward pass that was run within it.
+        """
+        milliseconds = 1000 * (time.perf_counter() - self._begin)
+        rest = max(milliseconds - report.milliseconds["total"] - plain, 0.0)
+        return (rest + report.milliseconds["total"]) / (rest + plain)
 
     def shares(self, report: Report) -> dict[str, float]:
         """Shares of the time since :meth:`start`: all of our work, and the aggregator's alone.

@@ -35,11 +35,13 @@ from lightning_jd.core import (
 )
 from lightning_jd.engines import NamedParameters, Objectives, named_parameters_of
 from lightning_jd.errors import AggregatorError, ArgumentError, NonFiniteError
+from lightning_jd.surfaces import _plain
 from lightning_jd.surfaces._batches import Batches
 from lightning_jd.surfaces._compile import explained_compile_errors, reusable_compiled_graphs
 from lightning_jd.surfaces._eager import EagerInstances
 from lightning_jd.surfaces._output import loss_in, unless_scalar, with_scalar
 from lightning_jd.surfaces._pass import Pass, Seen, optimizer_of, told_apart
+from lightning_jd.surfaces._promise import Watch
 from lightning_jd.surfaces._settings import Settings
 from lightning_jd.surfaces._skipped import Skipped
 from lightning_jd.surfaces._splitter import Splitter
@@ -80,6 +82,9 @@ class Session:
         self._splitter = Splitter(settings.split)
         self._pending: Objectives | None = None
         self._rows: Rows | None = None  # of the micro-batches of a step
+        self.watch = Watch(settings.aggregator)
+        self.measures_plain = False  # beside a few steps, for the report
+        self.plain_milliseconds: float | None = None
         self._compared = -1  # the step after which processes were compared
 
     def training_step(
@@ -196,6 +201,9 @@ class Session:
         scale = loss_scale(scaler, strategy.root_device, terms)
         delivery = delivery_to(strategy.model)
         accumulates = self.settings.accumulation == "step" and pieces > 1
+        self.plain_milliseconds = None
+        if self.measures_plain and not accumulates and self.steps in _plain.STEPS:
+            self.plain_milliseconds = _plain.plain_milliseconds(objectives, named)
         if not accumulates:
             update = compute_step(
                 objectives, named, self.settings, scale, delivery, retain_graph=retain_graph

@@ -153,6 +153,7 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
         if self._session is not None:
             self._session.batches.check_first(self._session.steps)
             self._session.check_replicas(trainer)
+            self._session.watch.after(self._session.passes())
         if self._monitor is not None and self._session is not None:
             self._monitor.after_batch(trainer, pl_module, self._session)
 

@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 from lightning_jd.errors import ArgumentError, SetupError
 from lightning_jd.metrics import PairwiseCosine
 from lightning_jd.report import RUN_FILE, Cosines, Run, page
+from lightning_jd.surfaces._about import about
 from lightning_jd.surfaces._observe import StepClock, is_due, steps_done, tasks_of, values_of
 from lightning_jd.surfaces._pass import Pass
+from lightning_jd.surfaces._promise import facts_of
 from lightning_jd.surfaces._session import Session
 from lightning_jd.surfaces.callback import JacobianDescent
 
@@ -27,8 +29,10 @@ class JDReport:
     It requires Jacobian descent in the same Trainer (the callback, a strategy or the module flag);
     ``aggregator="mean"`` shows the conflict of plain training. It writes the page
     ``jd_report.html`` and its data ``jd_run.json`` after epochs (at most twice a minute), at the
-    end of the fit, and after an error. At the end it prints the path. A resumed run continues its
-    curves. If the folder is not writable, it warns at the start and the training goes on.
+    end of the fit, and after an error. On the host of one process, five of the first steps run
+    the backward pass of plain training too, to compare the cost. At the end it prints the path. A
+    resumed run continues its curves. If the folder is not writable, it warns at the start and the
+    training goes on.
 
     Args:
         folder: The output folder; the Trainer's ``log_dir`` (or ``default_root_dir``) by default.
@@ -92,7 +96,9 @@ class JDReport:
         self._target = target if not trainer.is_global_zero or _is_writable(target) else None
         aggregator = session.settings.aggregator
         self._run.aggregator = aggregator.label
+        self._run.about = about(trainer, pl_module)
         self._seen = session.steps
+        session.measures_plain = trainer.world_size == 1
 
     def on_train_batch_start(self, *_: Any) -> None:
         """Start the timer."""
@@ -112,6 +118,9 @@ class JDReport:
         for update in updates:  # of several, the page shows the mean
             shares = self._clock.shares(update.report)
             values = values_of(update, stationarity=self.stationarity)
+            self._run.method = facts_of(session.settings.aggregator, update.seen.kind)
+            if (plain := session.plain_milliseconds) is not None and len(updates) == 1:
+                values["cost"] = self._clock.cost(update.report, plain)
             self._run.add(steps_done(trainer), shares | values)
             self._add_cosines(update)
 
@@ -169,6 +178,7 @@ class JDReport:
             return None
         self._written = time.monotonic()
         path, run = self._target / "jd_report.html", self.run
+        run.about["steps"] = str(trainer.global_step)
         try:
             self._target.mkdir(parents=True, exist_ok=True)
             run.write(self._target / RUN_FILE)

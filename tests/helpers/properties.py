@@ -20,6 +20,7 @@ from lightning_jd.aggregators import (
     Krum,
     MConFIG,
     MoDo,
+    Normalized,
     Primary,
     Property,
     TrimmedMean,
@@ -39,6 +40,8 @@ def of_definition(cls: type[Aggregator], m: int) -> Aggregator:
     """The aggregator as its paper defines it, for m objectives: without regularisation."""
     if issubclass(cls, UPGrad | DualProj | Primary):
         return cls(reg=0)
+    if issubclass(cls, Normalized):  # what it claims holds for every length
+        return cls(FromFunction(_by_position_and_norm), length="geometric")
     if issubclass(cls, CRMOGM | FromFeatures | WeightsEvery):  # around one that promises nothing
         return cls(FromFunction(_by_position_and_norm))
     if issubclass(cls, MConFIG):  # so large that it does not make noise of where the update is zero

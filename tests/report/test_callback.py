@@ -29,7 +29,19 @@ def test_a_fit_leaves_a_page_and_its_numbers(tmp_path: Path) -> None:
     assert list(run.members("loss/")) == list(run.members("weight/")) == ["a", "b", "c"]
     assert run.cosines is not None
     assert [row[i] for i, row in enumerate(run.cosines.matrix)] == pytest.approx([1, 1, 1])
+    assert list(run.members("worse/")) == ["a", "b", "c"]
+    assert run.method == {"protects": True, "kind": "tasks", "reg": 1e-4, "relative_to": "row"}
+    assert run.about["module"] == "Regression"
+    assert run.about["optimizer"] == "SGD (lr 0.05)"
+    assert (run.about["batch size"], run.about["steps"]) == ("4", "12")
     assert "<svg" in (tmp_path / "out" / "jd_report.html").read_text(encoding="utf-8")
+
+
+def test_the_cost_is_measured_beside_plain_passes(tmp_path: Path) -> None:
+    jd_report = JDReport(str(tmp_path), every_n_steps=1)
+    fit(Regression("tasks"), callbacks=[jd_report, JacobianDescent("upgrad")])
+    assert steps(jd_report.run, "cost") == [3, 4, 5, 6, 7]
+    assert 0.3 < jd_report.run.mean("cost") < 30
 
 
 def test_instances_have_a_mean_loss_and_no_heat_map(tmp_path: Path) -> None:

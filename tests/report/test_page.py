@@ -102,39 +102,99 @@ def test_tensorboard_events_are_a_run_too(tmp_path: Path) -> None:
     assert run.mean("conflict_rate") == 1
 
 
+CONFLICT = {
+    "mean_violation_share": 0.3, "conflict_rate": 0.5, "norm_imbalance": 10,
+    "similarity_to_mean": 0.5, "violation_share": 0.0, "time_share": 0.9,
+    "weights_time_share": 0.3, "cost": 1.5,
+}  # fmt: skip
+SAME = CONFLICT | {"similarity_to_mean": 0.99999, "violation_share": 0.3}
+
+
 @pytest.mark.parametrize(
     ("values", "levels"),
     [
-        (
-            {"mean_violation_share": 0.3, "conflict_rate": 0.5, "norm_imbalance": 10,
-             "similarity_to_mean": 0.5, "violation_share": 0.0,
-             "time_share": 0.9, "weights_time_share": 0.3},
-            ["strong", "strong", "strong", "strong"],
-        ),
-        (
-            {"mean_violation_share": 0.0, "conflict_rate": 0.2, "norm_imbalance": 2,
-             "similarity_to_mean": 0.95, "violation_share": 0.0,
-             "time_share": 0.7, "weights_time_share": 0.1},
-            ["notable", "notable", "notable", "notable"],
-        ),
-        (
-            {"mean_violation_share": 0.0, "conflict_rate": 0.0, "norm_imbalance": 1,
-             "similarity_to_mean": 1.0, "violation_share": 0.0,
-             "time_share": 0.7, "weights_time_share": 0.01},
-            ["calm", "calm", "calm", "calm"],
-        ),
-        ({}, ["unknown"] * 4),
-        ({"time_share": 0.7}, ["unknown"] * 4),
+        (CONFLICT, ["fact"] * 5),  # large numbers are no reason to act
+        (SAME, ["fact", "fact", "fact", "act", "fact"]),  # but to do nothing about them is one
+        (SAME | {"mean_violation_share": 0.0, "violation_share": 0.0}, ["fact"] * 5),
+        ({}, ["unknown"] * 5),
+        ({"time_share": 0.7}, ["unknown"] * 4 + ["fact"]),
     ],
-)  # fmt: skip
+)
 def test_the_verdict_follows_its_rules(values: dict[str, float], levels: list[str]) -> None:
-    assert [finding.level for finding in verdict(recorded(**values))] == levels
+    found = verdict(recorded(**values))
+    assert [finding.level for finding in found] == levels
+    assert all(bool(finding.remedy) == (finding.level == "act") for finding in found)
+
+
+def test_a_task_that_is_not_protected_is_red_with_its_remedy() -> None:
+    norms = {"norm/price": 1000.0, "norm/kind": 1.0}
+    run = recorded(**SAME, **norms, **{"worse/price": 0.0, "worse/kind": 0.45})
+    run.method = {"protects": True, "reg": 1e-4, "relative_to": "trace"}
+    found = verdict(run)[2]
+    assert found.level == "act"
+    assert "does not protect 'kind' (45%)" in found.answer
+    assert "below the threshold of reg=0.0001" in found.answer
+    text = page(run, "prices")
+    assert text.index("Who gets worse?") < text.index("Is there conflict?")  # red cards come first
+    assert "Set relative_to=&#x27;row&#x27;" in text
+    run.method = {"protects": False}
+    assert verdict(run)[2].level == "fact"
+    assert "Most often kind, in 45% of the steps." in verdict(run)[2].answer
+
+
+def test_the_cost_is_that_of_plain_steps() -> None:
+    answer = verdict(recorded(**CONFLICT))[4].answer
+    assert "A step takes 1.50 times as long as a plain step." in answer
+
+
+def test_lines_that_coincide_are_dashed_and_values_are_told_without_a_script() -> None:
+    same = page(recorded(violation_share=0.2, mean_violation_share=0.2), "same")
+    assert same.count("stroke-dasharray") == 1
+    assert "<title>step 3\nthis run: 0.2\nthe mean instead: 0.2</title>" in same
+    apart = page(recorded(violation_share=0.2, mean_violation_share=0.5), "apart")
+    assert "stroke-dasharray" not in apart
+
+
+def test_two_runs_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("jsonargparse")
+    from lightning_jd.cli import main
+
+    for name, similarity in (("mean", 1.0), ("upgrad", 0.7)):
+        run = recorded(similarity_to_mean=similarity, violation_share=0.1, conflict_rate=0.5)
+        run.aggregator = name
+        (tmp_path / name).mkdir()
+        run.write(tmp_path / name / "jd_run.json")
+    assert main(["report", str(tmp_path / "mean"), str(tmp_path / "upgrad")]) == 0
+    text = (tmp_path / "mean" / "jd_report.html").read_text()
+    assert "<h1>mean and upgrad</h1>" in text
+    assert text.count("Jacobian descent with") == 2
+    assert text.count("Similarity to the mean update") == 2
+    elements = Elements()
+    elements.feed(text)
+    assert not elements.open
+    assert "upgrad:\n  Is there conflict?" in capsys.readouterr().out
+
+
+def test_a_run_of_0_2_is_read(tmp_path: Path) -> None:
+    content = full_run().to_dict()
+    del content["method"], content["about"]
+    (tmp_path / "jd_run.json").write_text(json.dumps(content))
+    assert read_run(tmp_path) == full_run()
+
+
+def test_what_was_run_is_shown() -> None:
+    run = full_run()
+    run.about = {"module": NASTY, "seed": "3"}
+    text = page(run, "about")
+    assert "What was run" in text
+    assert "<th>seed</th><td>3</td>" in text
+    assert NASTY not in text
 
 
 def test_a_run_that_only_watches_gets_advice() -> None:
     run = recorded(similarity_to_mean=1.0, mean_violation_share=0.3, violation_share=0.3)
     run.aggregator = "mean"
-    assert "Try 'upgrad'" in verdict(run)[2].answer
+    assert "Try 'upgrad'" in verdict(run)[3].answer
 
 
 def test_the_verdict_names_the_loudest_task() -> None:
@@ -230,8 +290,8 @@ def test_text_among_the_numbers_of_a_logger_is_named(tmp_path: Path) -> None:
 def test_missing_columns_are_not_made_up() -> None:
     answers = [found.answer for found in verdict(recorded(similarity_to_mean=0.5))]
     assert not any("nan" in answer for answer in answers)
-    assert "cosine to the mean update is 0.500." in answers[2]
-    assert "get worse" not in answers[2]
+    assert "cosine to the mean update is 0.500." in answers[3]
+    assert "get worse" not in answers[3]
 
 
 def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
