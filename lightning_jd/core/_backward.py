@@ -88,8 +88,8 @@ def backward(
         (tensor([[ 9.,  0.],
                 [ 0., 16.]]), tensor([0.5000, 0.5000]))
     """
-    if split is not None and isinstance(losses, Tensor) and losses.ndim == 0:
-        losses = split_loss(losses, split)
+    if split is not None and isinstance(losses, Tensor) and losses.numel() == 1:
+        losses = split_loss(losses, split, parameters=named_parameters_of(params))
     method = with_cheaper_weights(method_of_call(aggregator), weights_from)
     objectives = in_halves(method, Objectives.of(losses))
     rows = LiveRows(

@@ -18,7 +18,7 @@ from torch.autograd.graph import Node
 
 from lightning_jd.engines._reach import LEAF
 from lightning_jd.engines.split._linear import COPIES, is_linear
-from lightning_jd.engines.split._origin import Flowed, flows_into, origin_of
+from lightning_jd.engines.split._origin import Flowed, flows_into, origin_of, starts_sum
 from lightning_jd.engines.split._rebuild import rebuilt
 from lightning_jd.engines.split._reductions import (
     BY_ENTRY,
@@ -32,7 +32,6 @@ from lightning_jd.engines.split._reductions import (
 from lightning_jd.engines.split._region import (
     Place,
     inputs_of,
-    is_scalar,
     ones_at,
     operation,
     pull_back,
@@ -48,6 +47,7 @@ from lightning_jd.engines.tape.owners.flow import REDUCED
 _CLOSE = 1e-5
 
 
+_PARAMETER = "a parameter is part of it, which belongs to no example"
 #: Operations that entries, chosen from a tensor, may go through before they are summed.
 _BY_CHOICE = BY_ENTRY | COPIES | CHOICES | REDUCTIONS | LOSSES
 
@@ -125,6 +125,9 @@ class _Shares:
         inside = set(self._below)
         start = (ones_at(self._loss) * self._common_factor()).to(self._loss.dtype)
         gradients = pull_back(self._root, start, lambda place: place[0] in inside)
+        starts = [place for place in gradients if starts_sum(place, self._parameters)]
+        for place in starts:
+            del gradients[place]
         missing = [place for place in gradients if place not in self._tensors]
         if missing:
             raise NotSeparableError(_unknown(missing[0]))
@@ -172,13 +175,13 @@ class _Shares:
     def _visit(self, root: Place) -> None:
         self._below[root[0]], self._single[root[0]] = False, True
         self._divisors[root[0]] = 1.0
-        if not is_scalar(root):
-            raise NotSeparableError("it is no scalar")
         stack = [root]
         while stack:
             place = stack.pop()
             node = place[0]
             if not self._below[node]:
+                if starts_sum(place, self._parameters):
+                    continue
                 self._check(node)
             below = self._below[node] or reduces_examples(node)
             single = self._single[node] and operation(node) in _BY_CHOICE
@@ -215,7 +218,7 @@ class _Shares:
 
     def _own(self, place: Place, owners: Owners) -> None:
         if place[0].name() == LEAF:
-            raise NotSeparableError("a parameter is part of it, which belongs to no example")
+            raise NotSeparableError(_PARAMETER)
         if not shape_at(place) or not self._owners.setdefault(place, owners).equals(owners):
             raise NotSeparableError(_unknown(place))
 
@@ -242,6 +245,8 @@ class _Shares:
     def _check(self, node: Node) -> None:
         """See that an operation above the reductions is a sum, or is a reduction itself."""
         name = operation(node)
+        if node.name() == LEAF:
+            raise NotSeparableError(_PARAMETER)
         if name in LOSSES or (name in REDUCTIONS and len(inputs_of(node)) == 1):
             return
         if not is_linear(node):
@@ -268,6 +273,8 @@ class _Shares:
             for node, below in self._below.items()
             if not below and reduces_examples(node)
         ]
+        if not factors:
+            raise NotSeparableError("nothing in it is a sum or mean over a batch")
         first, *others = factors
         if not others:
             return first

@@ -16,7 +16,7 @@ import torch
 from torch.autograd.graph import Node
 
 from lightning_jd.engines._reach import LEAF
-from lightning_jd.engines.split._region import Place, inputs_of, operation, shape_at
+from lightning_jd.engines.split._region import Place, inputs_of, is_scalar, operation, shape_at
 from lightning_jd.engines.tape.graph import READERS, signed
 from lightning_jd.engines.tape.owners import Owners
 from lightning_jd.engines.tape.owners.flow import Crossing, flow_of, is_elementwise, is_known
@@ -71,7 +71,7 @@ def origin_of(place: Place, owners: Owners, parameters: Collection[int] = ()) ->
         seen.add((here, owners.axis))
         node = here[0]
         if node.name() == LEAF:
-            if _is_parameter(node, parameters):
+            if is_parameter(node, parameters):
                 return Origin(here, listed)
             continue
         for child, flow in _carriers(here, owners):
@@ -79,12 +79,57 @@ def origin_of(place: Place, owners: Owners, parameters: Collection[int] = ()) ->
                 stack.append((child, flow))
             else:
                 listed = node
-                if (leaf := _only_leaf(child)) and _is_parameter(leaf[0], parameters):
+                if (leaf := _only_leaf(child)) and is_parameter(leaf[0], parameters):
                     return Origin(leaf, listed)
     return Origin(None, listed)
 
 
-def _is_parameter(leaf: Node, parameters: Collection[int]) -> bool:
+def starts_sum(place: Place, parameters: Collection[int]) -> bool:
+    """Whether it is the number that a sum was begun with, a leaf that is no parameter.
+
+    Example:
+        >>> loss = torch.zeros((), requires_grad=True) + torch.ones((), requires_grad=True).exp()
+        >>> [starts_sum(place, ()) for place in inputs_of(loss.grad_fn)]
+        [True, False]
+    """
+    leaf = place[0]
+    return leaf.name() == LEAF and is_scalar(place) and not is_parameter(leaf, parameters)
+
+
+def depends_on_parameters_only(place: Place, parameters: Collection[int]) -> bool:
+    """Whether no data are part of it, as of a penalty of the weights.
+
+    Constants are no part of the graph. They count as data where an operation has a result of
+    another shape than its inputs.
+
+    Example:
+        >>> layer = torch.nn.Linear(3, 4)
+        >>> penalty, out = (0.1 * layer.weight).square().sum(), layer(torch.ones(2, 3)).sum()
+        >>> [depends_on_parameters_only((each.grad_fn, 0), ()) for each in (penalty, out)]
+        [True, False]
+    """
+    seen: set[Place] = set()
+    stack = [place]
+    while stack:
+        here = stack.pop()
+        node = here[0]
+        if node.name() == LEAF:
+            if not is_parameter(node, parameters):
+                return False
+            continue
+        inputs = inputs_of(node)
+        if len(inputs) < len(node.next_functions):
+            same = all(shape_at(child) == shape_at(here) for child in inputs)
+            if not (is_elementwise(node.name()) and same):
+                return False
+        new = [child for child in inputs if child not in seen]
+        seen.update(new)
+        stack += new
+    return True
+
+
+def is_parameter(leaf: Node, parameters: Collection[int]) -> bool:
+    """Whether a leaf of the graph is a parameter, see :func:`origin_of`."""
     variable = leaf.variable  # type: ignore[attr-defined]
     return isinstance(variable, torch.nn.Parameter) or id(variable) in parameters
 
