@@ -189,7 +189,9 @@ RIGHT: dict[str, tuple[Form, Form]] = {
         lambda n: token_entropies(n).sum(1),
     ),
     "tokens and sentences": (
-        lambda n: F.cross_entropy(n(SEQUENCES).view(-1, N), TOKENS.view(-1)) + entropies(n()).mean(),
+        lambda n: (
+            F.cross_entropy(n(SEQUENCES).view(-1, N), TOKENS.view(-1)) + entropies(n()).mean()
+        ),
         lambda n: token_entropies(n).mean(1) + entropies(n()),
     ),
     "steps, joined": (
