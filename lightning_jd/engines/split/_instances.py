@@ -18,7 +18,7 @@ from torch.autograd.graph import Node
 
 from lightning_jd.engines._reach import LEAF
 from lightning_jd.engines.split._linear import COPIES, is_linear
-from lightning_jd.engines.split._origin import Flowed, flows_into, origin_of, starts_sum
+from lightning_jd.engines.split._origin import flows_into, origin_of, starts_sum
 from lightning_jd.engines.split._rebuild import rebuilt
 from lightning_jd.engines.split._reductions import (
     BY_ENTRY,
@@ -42,6 +42,7 @@ from lightning_jd.engines.split._region import (
 from lightning_jd.engines.tape.owners import Owners
 from lightning_jd.engines.tape.owners._owners import NOBODY
 from lightning_jd.engines.tape.owners.flow import REDUCED
+from lightning_jd.engines.tape.owners.flow._registry import Flowed
 
 #: Relative distance of two factors that are called equal.
 _CLOSE = 1e-5

@@ -60,7 +60,7 @@ def merged_penalties(
     if any(leaf._backward_hooks for leaf in leaves):
         return None
     gradients = torch.autograd.grad(
-        [terms[place].edge for place in places],  # type: ignore[arg-type]  # edges are outputs
+        [terms[place].edge for place in places],
         leaves,
         [terms[place].factor for place in places],
         retain_graph=True,
