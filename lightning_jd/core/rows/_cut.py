@@ -127,7 +127,8 @@ def _last_uses(roots: list[Place], pattern: str, named: NamedParameters) -> Cut:
             "`weights_from` must name a module with parameters, by its name or a pattern, or be "
             f"'features', got {pattern!r}. There are: {listed}."
         )
-    found: dict[Place, None] = {}
+    direct = {id(p) for name, p in named if name.rpartition(".")[0] == pattern}
+    found: dict[Place, bool] = {}  # and whether that is a layer itself, whose output it is
     users: dict[Place, list[Any]] = {}
     expanded: set[Any] = set()
     seen = set(roots)
@@ -138,8 +139,9 @@ def _last_uses(roots: list[Place], pattern: str, named: NamedParameters) -> Cut:
             expanded.add(place[0])
             for below in _below(place[0]):
                 users.setdefault(below, []).append(place[0])
-        if any(_parameter(below) in wanted for below, _ in _below(place[0])):
-            found[place] = None
+        own = {_parameter(below) for below, _ in _below(place[0])}
+        if own & wanted:
+            found[place] = bool(own & direct)
             continue
         new = [below for below in _below(place[0]) if below not in seen]
         seen.update(new)
@@ -149,7 +151,11 @@ def _last_uses(roots: list[Place], pattern: str, named: NamedParameters) -> Cut:
             f"`weights_from` must name a module that the losses depend on, got {pattern!r}, whose "
             f"parameters no loss reaches. {_drawn(roots)}"
         )
-    return Cut(list(dict.fromkeys(_end_of_module(place, users, roots) for place in found)))
+    ends = [
+        place if is_layer else _end_of_module(place, users, roots)
+        for place, is_layer in found.items()
+    ]
+    return Cut(list(dict.fromkeys(ends)))
 
 
 def _end_of_module(place: Place, users: dict[Place, list[Any]], roots: list[Place]) -> Place:
