@@ -17,5 +17,5 @@ def test_the_equation_holds(alpha: float) -> None:
 
 def test_too_small_is_an_error_with_a_remedy() -> None:
     J = torch.randn(20, 10, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ArgumentError, match="`alpha` must be large enough.*Choose a larger alpha"):
+    with pytest.raises(ArgumentError, match=r"`alpha` must be large enough.*Choose a larger alpha"):
         FairGrad(0.01).weights(J @ J.T)
