@@ -10,6 +10,7 @@ from lightning_jd.aggregators._base import GramianAggregator, Property, check_gr
 from lightning_jd.aggregators._fairness import fair_weights
 from lightning_jd.aggregators._precision import in_float64, relative_tolerance
 from lightning_jd.aggregators._registry import register
+from lightning_jd.errors import ArgumentError
 
 
 @register
@@ -32,7 +33,8 @@ class FairGrad(GramianAggregator):
         alpha: The fairness parameter :math:`\alpha`; positive.
 
     Raises:
-        ArgumentError: If ``alpha`` is not positive and finite.
+        ArgumentError: If ``alpha`` is not positive and finite, or too small for the norms of the
+            rows.
 
     Example:
         >>> import torch
@@ -64,7 +66,15 @@ class FairGrad(GramianAggregator):
         cosines = G / norms / norms[:, None]
         tolerance = relative_tolerance(1, gramian.dtype)
         # With w = x / norm, row i of the equation is (C x)_i = norm_i^(p - 1) x_i^(-p).
-        x = fair_weights(cosines, relative ** (p - 1), p, tolerance, "FairGrad")
+        try:
+            x = fair_weights(cosines, relative ** (p - 1), p, tolerance, "FairGrad")
+        except RuntimeError as error:  # LinAlgError is one
+            raise ArgumentError(
+                "`alpha` must be large enough for weights that float64 can represent, got "
+                f"alpha={self.alpha} for rows with norms from {float(norms.min()):.3g} to "
+                f"{float(norms.max()):.3g}. Choose a larger alpha (0.5 or more), or normalise the "
+                "losses."
+            ) from error
         if x is None:
             return gramian.new_zeros(len(gramian))
         weights: Tensor = x / relative * scale ** (-2 / (1 + p))

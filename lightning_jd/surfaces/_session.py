@@ -181,8 +181,10 @@ class Session:
 
     def _objectives(self, loss: Any) -> Objectives | None:
         """The losses as rows; ``None`` if there is one scalar, which is not split, or nothing."""
+        if (split := self._splitter(loss)) is not None:
+            return split
         losses = unless_scalar(loss, self.settings.rows)
-        return self._splitter(loss) if losses is None else objectives_of(losses, self.settings.rows)
+        return None if losses is None else objectives_of(losses, self.settings.rows)
 
     def _scalar(
         self,

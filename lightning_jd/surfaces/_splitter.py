@@ -22,7 +22,7 @@ class Splitter:
 
     def __init__(self, split: Split | None) -> None:
         self._split = split
-        self._logged: dict[str, Tensor] = {}
+        self._logged: dict[str, Tensor | float] = {}
         self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     @contextmanager
@@ -43,11 +43,13 @@ class Splitter:
     ) -> Any:
         if isinstance(value, Tensor) and value.numel() == 1:
             self._logged[name] = value.detach()  # not read yet: an accelerator would have to wait
+        elif isinstance(value, (int, float)):
+            self._logged[name] = value
         return original(name, value, *more, **kw)
 
     def __call__(self, loss: Any) -> Objectives | None:
         """The objectives in a scalar; ``None`` if it is no scalar, or is not to be split."""
-        if self._split is None or not isinstance(loss, Tensor) or loss.ndim > 0:
+        if self._split is None or not isinstance(loss, Tensor) or loss.numel() != 1:
             return None
         objectives = split_loss(loss, self._split)
         if objectives.kind != "tasks" or not self._logged:

@@ -49,8 +49,10 @@ def cut_of(objectives: Objectives, features: str | Tensor | None, named: NamedPa
 
     Args:
         objectives: The losses.
-        features: An activation; the name of a module, or a pattern of names, whose last operations
-            with a parameter give the features; or ``None`` to find out where tasks part.
+        features: An activation; the name of a module, or a pattern of names, whose output gives
+            the features (its last operations with a parameter, and those without one that follow,
+            up to where the result is used twice or meets something else); or ``None`` to find out
+            where tasks part.
         named: The parameters, which modules are known by.
 
     Raises:
@@ -116,7 +118,7 @@ def _where_tasks_part(roots: list[Place]) -> Cut:
 
 
 def _last_uses(roots: list[Place], pattern: str, named: NamedParameters) -> Cut:
-    """The results of the last operations that see a parameter of some modules."""
+    """The outputs of some modules: behind the last operations that see one of their parameters."""
     wanted = {id(p) for name, p in named if _belongs(name, pattern)}
     if not wanted:
         modules = sorted({name.rpartition(".")[0] or name for name, _ in named})
@@ -125,13 +127,21 @@ def _last_uses(roots: list[Place], pattern: str, named: NamedParameters) -> Cut:
             "`weights_from` must name a module with parameters, by its name or a pattern, or be "
             f"'features', got {pattern!r}. There are: {listed}."
         )
-    found: dict[Place, None] = {}
+    direct = {id(p) for name, p in named if name.rpartition(".")[0] == pattern}
+    found: dict[Place, bool] = {}  # and whether that is a layer itself, whose output it is
+    users: dict[Place, list[Any]] = {}
+    expanded: set[Any] = set()
     seen = set(roots)
     waiting = list(roots)
     while waiting:
         place = waiting.pop()
-        if any(_parameter(below) in wanted for below, _ in _below(place[0])):
-            found[place] = None
+        if place[0] not in expanded:
+            expanded.add(place[0])
+            for below in _below(place[0]):
+                users.setdefault(below, []).append(place[0])
+        own = {_parameter(below) for below, _ in _below(place[0])}
+        if own & wanted:
+            found[place] = bool(own & direct)
             continue
         new = [below for below in _below(place[0]) if below not in seen]
         seen.update(new)
@@ -141,7 +151,26 @@ def _last_uses(roots: list[Place], pattern: str, named: NamedParameters) -> Cut:
             f"`weights_from` must name a module that the losses depend on, got {pattern!r}, whose "
             f"parameters no loss reaches. {_drawn(roots)}"
         )
-    return Cut(list(found))
+    ends = [
+        place if is_layer else _end_of_module(place, users, roots)
+        for place, is_layer in found.items()
+    ]
+    return Cut(list(dict.fromkeys(ends)))
+
+
+def _end_of_module(place: Place, users: dict[Place, list[Any]], roots: list[Place]) -> Place:
+    """What operations without parameters, such as an activation, make of a result before its use.
+
+    The losses are no such use: if nothing parts or joins above, the place stays.
+    """
+    start = place
+    while True:
+        if place in roots:
+            return start
+        above = users.get(place, [])
+        if len(above) != 1 or len(_below(above[0])) != 1 or len(above[0]._input_metadata) != 1:
+            return place
+        place = (above[0], 0)
 
 
 def _belongs(name: str, pattern: str) -> bool:

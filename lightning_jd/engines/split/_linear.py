@@ -10,7 +10,8 @@ from lightning_jd.engines.split._region import Place, inputs_of, is_scalar, oper
 #: Linear in all of their inputs together.
 _SUMS = {"Add", "Sub", "Rsub", "Neg", "Sum", "Mean", "Stack", "Cat"}
 #: Linear where only one of their inputs is not a constant; a divisor must be the constant.
-_PRODUCTS = {"Mul", "Div", "Dot", "Mv"}
+#: A choice between numbers is linear, too, if one of them is a constant.
+_PRODUCTS = {"Mul", "Div", "Dot", "Mv", "Where", "NanToNum"}
 #: The same numbers in another shape or type, or some of them.
 COPIES = {
     "ToCopy",

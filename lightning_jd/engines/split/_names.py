@@ -36,8 +36,8 @@ def names_from_log(
 ) -> list[str]:
     """Replace names by those under which the same numbers were logged.
 
-    A term is found by its value, or by its value times its factor, if exactly one logged number
-    is that and no other term has it.
+    A term is found by its value, or by its value times its factor, if no other term has the same.
+    Of several logged numbers that are that, the first one counts: metrics are logged after losses.
 
     Args:
         names: The names so far.
@@ -52,7 +52,7 @@ def names_from_log(
         number = float(value)
         candidates = [number, number * float(factor)]
         matches = [key for key, other in logged.items() if _is_one_of(other, candidates)]
-        if len(matches) == 1:
+        if matches:
             found[i] = matches[0]
     return found if len(set(found)) == len(found) else names
 

@@ -75,8 +75,6 @@ BY_ENTRY = {
     "BinaryCrossEntropy",
     "BinaryCrossEntropyWithLogits",
 }
-#: Join tensors, or take a part of one, along one dimension.
-ALONG_DIMENSION = {"Cat", "Stack", "Select", "Slice", "Split", "Unbind"}
 #: Choose entries of their input.
 CHOICES = {"Index", "MaskedSelect", "Gather", "IndexSelect", "Slice"}
 
@@ -90,15 +88,6 @@ def reduces_examples(node: Node) -> bool:
         return False
     (place,) = inputs_of(node)
     return not (is_scalar(place) or is_stacked(place) or _is_summed(place))
-
-
-def is_along_examples(node: Node) -> bool:
-    """Whether an operation of :data:`ALONG_DIMENSION` works along dimension 0, or may do so."""
-    dimension = getattr(node, "_saved_dim", None)
-    if dimension is None:
-        return True
-    shape = max(map(shape_at, [(node, 0), *inputs_of(node)]), key=len)
-    return signed(dimension) % len(shape) == 0
 
 
 def sums_dimension_0(node: Node) -> bool:

@@ -89,7 +89,8 @@ def pull_back(
         for (child, number), g in zip(node.next_functions, leaving, strict=True):
             if child is not None and g is not None:
                 place = (child, number)
-                g = g.to(dtype_at(place))  # as autograd does, where types are mixed
+                # as autograd does, where types or shapes are mixed
+                g = g.to(dtype_at(place)).sum_to_size(shape_at(place))
                 found[place] = g if place not in found else found[place] + g
     return found
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from lightning_jd.engines._objectives import Objectives
+from lightning_jd.engines._objectives import Objectives, Term
 from lightning_jd.engines.split._drawing import drawing_of
 from lightning_jd.engines.split._instances import NotSeparableError, instances_of
+from lightning_jd.engines.split._linear import is_linear
 from lightning_jd.engines.split._names import names_from_log, names_from_operations
-from lightning_jd.engines.split._region import operation, root_of
+from lightning_jd.engines.split._penalties import Penalties, merged_penalties
+from lightning_jd.engines.split._reductions import reduces_examples
+from lightning_jd.engines.split._region import Place, operation, root_of
 from lightning_jd.engines.split._terms import terms_of
 from lightning_jd.engines.split._values import value_at
 from lightning_jd.errors import ArgumentError, GraphError
@@ -88,13 +91,18 @@ def split_loss(
     loss: Tensor,
     split: str | Mapping[str, Any] | Split,
     logged: Mapping[str, float] | None = None,
+    parameters: Iterable[tuple[str, Tensor]] = (),
 ) -> Objectives:
     """Read a scalar loss as several objectives.
 
+    Terms that depend on parameters only, such as the penalties of several weights, are one term.
+
     Args:
-        loss: A scalar that requires a gradient.
+        loss: A number that requires a gradient, of shape () or (1,).
         split: How.
         logged: Numbers that go by names, which name the terms that have the same values.
+        parameters: Named tensors that are parameters, also where they are no
+            :class:`torch.nn.Parameter`.
 
     Returns:
         Tasks, the terms times their factors, whose sum is the loss; or instances, whose mean it is,
@@ -110,12 +118,20 @@ def split_loss(
             "A loss must be computed from parameters to be split, got one without a graph. Look "
             "for `detach()` or `torch.no_grad()`."
         )
-    found = terms_of(loss) if how.by != "instances" else {}
-    if how.by == "terms" or len(found) >= max(2, how.least):
-        return _tasks(loss, how, found, logged or {})
+    own = {id(parameter) for _, parameter in parameters}
+    if how.by != "instances":
+        found = terms_of(loss, own)
+        merged = merged_penalties(found, own, loss.dtype)
+        if how.names is not None and len(how.names) == len(found):
+            merged = None
+        count = len(found) if merged is None else len(found) - len(merged.places) + 1
+        if how.by == "terms" or count >= max(2, how.least):
+            return _tasks(loss, how, found, logged or {}, merged)
     try:
-        vector = instances_of(loss)
+        vector = instances_of(loss, own)
     except NotSeparableError as reason:
+        if loss.ndim > 0 and not _is_reduced(loss):
+            return Objectives.of(loss.reshape(1))  # a batch of one, whose losses are a vector
         raise GraphError(
             f"A loss must be a mean or sum over the batch to be split into instances, but {reason}."
             + (" Nor has it several terms." if how.by == "auto" else "")
@@ -123,29 +139,52 @@ def split_loss(
             "instance with reduction='none'" + _or_the_other(how, loss)
         ) from reason
     names = tuple(map(str, range(len(vector))))
-    return Objectives(names, "instances", vector, loss.detach())
+    return Objectives(names, "instances", vector, loss.detach().reshape(()))
+
+
+def _is_reduced(loss: Tensor) -> bool:
+    node = root_of(loss)[0]
+    return is_linear(node) or reduces_examples(node)
 
 
 def _tasks(
-    loss: Tensor, how: Split, found: Mapping[Any, Any], logged: Mapping[str, float]
+    loss: Tensor,
+    how: Split,
+    found: Mapping[Place, Term],
+    logged: Mapping[str, float],
+    merged: Penalties | None,
 ) -> Objectives:
-    if not how.least <= len(found) <= how.most:
-        listed = ", ".join(operation(node) for node, _ in list(found)[:10])
+    values: list[Tensor | None] = []
+    terms: list[Tensor | Term] = []
+    factors: list[Tensor] = []
+    operations: list[str] = []
+    for place, term in found.items():
+        if merged is None or place not in merged.places:
+            values.append(value_at(place))
+            terms.append(term)
+            factors.append(term.factor)
+            operations.append(operation(place[0]))
+        elif place == merged.places[0]:
+            values.append(merged.value)
+            terms.append(merged.surrogate)
+            factors.append(torch.ones_like(term.factor))
+            operations.append("parameters")
+    if not how.least <= len(terms) <= how.most:
+        listed = ", ".join(operations[:10])
         raise GraphError(
             f"A loss must be a sum of {how.least} to {how.most} terms to be split, got "
-            f"{len(found)} ({listed}{', ...' if len(found) > 10 else ''}). Its graph ends with\n"
+            f"{len(terms)} ({listed}{', ...' if len(terms) > 10 else ''}). Its graph ends with\n"
             f"{drawing_of(loss)}\nReturn the losses themselves instead, "
-            "{'loss': {'name': ..., 'other': ...}}" + _or_the_other(how, loss)
+            "{'loss': {'name': ..., 'other': ...}}, or allow other numbers of terms, "
+            f"split={{'by': 'terms', 'least': {min(how.least, len(terms)) or 1}, "
+            f"'most': {max(how.most, len(terms))}}}" + _or_the_other(how, loss)
         )
-    values = [value_at(place) for place in found]
-    terms = tuple(found.values())
-    factors = [term.factor for term in terms]
     known = None
     if all(value is not None for value in values):
         known = torch.stack(
             [v.reshape(()) * f.reshape(()) for v, f in zip(values, factors, strict=True)]  # type: ignore[union-attr]
         )
-    names = names_from_operations(operation(node) for node, _ in found)
+    names = names_from_operations(operations)
     if how.names is not None:
         if len(how.names) != len(terms):
             raise GraphError(
@@ -156,7 +195,7 @@ def _tasks(
         names = list(how.names)
     elif logged:
         names = names_from_log(names, values, factors, logged)
-    return Objectives(tuple(names), "tasks", terms, loss.detach(), known)
+    return Objectives(tuple(names), "tasks", tuple(terms), loss.detach().reshape(()), known)
 
 
 def _or_the_other(how: Split, loss: Tensor) -> str:

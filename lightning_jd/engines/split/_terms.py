@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from lightning_jd.engines._objectives import Term
 from lightning_jd.engines.split._linear import is_linear, is_stacked
+from lightning_jd.engines.split._origin import starts_sum
 from lightning_jd.engines.split._region import (
     Place,
     inputs_of,
@@ -19,10 +22,14 @@ from lightning_jd.engines.split._region import (
 )
 
 
-def terms_of(loss: Tensor) -> dict[Place, Term]:
+def terms_of(loss: Tensor, parameters: Collection[int] = ()) -> dict[Place, Term]:
     """Split a scalar into the terms of its sum, each with its factor.
 
-    A term that appears twice is one term.
+    A term that appears twice is one term. A leaf that the sum was begun with is none.
+
+    Args:
+        loss: The scalar.
+        parameters: Tensors that are parameters, see :func:`origin_of`.
 
     Example:
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -37,6 +44,7 @@ def terms_of(loss: Tensor) -> dict[Place, Term]:
     return {
         place: Term(GradientEdge(*place), found[place])
         for place in sorted(found, key=lambda place: order[place])
+        if not starts_sum(place, parameters)
     }
 
 

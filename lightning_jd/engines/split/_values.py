@@ -55,7 +55,7 @@ _CHOSEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "Index": lambda n, x: x[tuple(slice(None) if i is None else i for i in n._saved_indices)],
 }
 #: The same numbers in another shape.
-_RESHAPED = {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Expand"}
+_RESHAPED = {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Expand", "Alias"}
 
 
 #: Operations whose result follows from those of their inputs.

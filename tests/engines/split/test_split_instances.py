@@ -275,15 +275,15 @@ NOT_SEPARABLE: dict[str, tuple[Losses, str]] = {
     "a deviation": (lambda o: o.std(), "Std is no sum, mean or loss over a batch"),
     "a nonlinear function of means": (
         lambda o: squares(o).mean(dim=0).square().sum(),
-        "Mean has summed over dimension 0 before",
+        "each belongs to a part of a parameter",
     ),
     "an operation that keeps nothing": (
-        lambda o: o.cumsum(dim=1).mean(),
+        lambda o: o.cumsum(dim=0).mean(),
         r"Cumsum with shape \(6, 4\) cannot be told apart",
     ),
     "parts of different lengths": (
         lambda o: F.mse_loss(o, T) + F.mse_loss(o[:3], T[:3]),
-        r"its parts have \[3, 6\] entries along dimension 0",
+        r"its parts have \[3, 6\] examples",
     ),
 }
 

@@ -150,8 +150,61 @@ def test_names_can_be_given_or_come_from_what_was_logged() -> None:
     assert split_loss(loss, given).names == ("classes", "size", "ones")
     logged = {"train/ce": a.item(), "weighted_size": 0.1 * b.item(), "epoch": 3.0}
     assert split_loss(loss, "terms", logged).names == ("train/ce", "weighted_size", "mse_loss")
+    twice = {"x": a.item(), "a metric": a.item()}  # the first one counts
+    assert split_loss(loss, "terms", twice).names == ("x", "mean", "mse_loss")
     ambiguous = {"x": a.item(), "y": a.item()}
-    assert split_loss(loss, "terms", ambiguous).names == ("nll_loss", "mean", "mse_loss")
+    same = a + F.nll_loss(a.expand(2, 4), torch.zeros(2, dtype=torch.int64)) * -1
+    assert split_loss(same, "terms", ambiguous).names == ("nll_loss", "nll_loss_2")
+
+
+def test_a_sum_may_begin_with_a_leaf() -> None:
+    model = Parts()
+    losses = model()
+    for start in (torch.tensor(0.0, requires_grad=True), torch.zeros(1, requires_grad=True)):
+        split = split_loss(start + losses["b"] + losses["c"], "terms")
+        assert split.names == ("mean", "mse_loss")
+        assert split.shown().shape == ()
+        J = jacobian([losses["b"], losses["c"]], model)
+        assert_close(jacobian(split, model), J)
+        again = split_loss(start + losses["b"] + losses["c"], "instances")
+        assert again.m == 6
+    x = torch.tensor(2.0, requires_grad=True)  # a parameter it is, if that is said
+    assert split_loss(x + x.exp(), "terms", parameters=[("x", x)]).m == 2
+
+
+def test_shape_1_is_split_like_a_scalar() -> None:
+    model = Parts()
+    losses = model()
+    loss = (losses["b"] + losses["c"]).reshape(1)
+    assert backward(loss, model, "upgrad", split="terms", retain_graph=True).names == (
+        "mean",
+        "mse_loss",
+    )
+    assert split_loss(losses["b"].reshape(1), "instances").m == 6
+    single = F.cross_entropy(model.net(torch.ones(1, 5)), torch.tensor([1]), reduction="none")
+    assert split_loss(single, "instances").m == 1  # a batch of one, not reduced
+
+
+def test_penalties_of_parameters_are_one_term() -> None:
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+    out = model(torch.ones(6, 5, dtype=torch.float64))
+    penalties = [0.1 * p.square().sum() for p in model.parameters()]
+    loss = out.exp().mean() + sum(penalties)
+    split = split_loss(loss, "terms")
+    assert split.names == ("mean", "parameters")
+    J = jacobian([out.exp().mean(), torch.stack(penalties).sum()], model)
+    assert_close(jacobian(split, model), J, rtol=1e-12, atol=1e-14)
+    assert_close(split.values()[1], torch.stack(penalties).sum().detach())
+    names = ["fit", "a", "b", "c", "d"]  # who names each of them means each of them
+    assert split_loss(loss, {"by": "terms", "names": names}).names == tuple(names)
+
+
+def test_a_choice_between_a_sum_and_a_constant() -> None:
+    losses = Parts()()
+    loss = losses["b"] + losses["c"]
+    chosen = torch.where(torch.tensor(True), loss, torch.zeros(()))
+    for each in (chosen, torch.nan_to_num(loss)):
+        assert split_loss(each, "terms").names == ("mean", "mse_loss")
 
 
 @pytest.mark.parametrize(
