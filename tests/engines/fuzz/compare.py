@@ -12,16 +12,18 @@ from torch import Tensor
 from lightning_jd import backward
 from lightning_jd.aggregators import Constant, UPGrad
 from lightning_jd.engines import Objectives, Tape, gramian, jacobian
+from lightning_jd.engines.tape import _certificate
+from lightning_jd.engines.tape.owners import _probe
 from lightning_jd.engines.tape.plan._cache import forget
 from lightning_jd.errors import GraphError
 from tests.engines.fuzz.generate import STEPS, Graph
 from tests.engines.oracle import scalars
 from tests.engines.zoo import default_dtype
 
-#: The largest error that is right without further ado, relative to the lengths of the rows: half of
-#: what must be found in half precision, a tenth in float32. Larger ones are compared with the
-#: rounding errors of this graph, which are measured.
-TOLERANCE = {"float64": 1e-8, "float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
+#: The largest error that is right without further ado, relative to the lengths of the rows: a few
+#: units of half precision, and a fifth at most of what must be found (10 % in half precision, 1 %
+#: in float32). Larger ones are compared with the rounding errors of this graph, as measured.
+TOLERANCE = {"float64": 1e-8, "float32": 1e-3, "bfloat16": 0.02, "float16": 0.005}
 #: Rounding is measured with losses times 1 ± a few times two to the minus this: near 1, so that a
 #: backward pass that is not linear changes by less than the tolerance, and exact in each type.
 _BITS = {"float64": 26, "float32": 11, "bfloat16": 5, "float16": 7}
@@ -120,7 +122,9 @@ class Checked:
         eps = torch.finfo(getattr(torch, precision)).eps
         if bool((off <= TOLERANCE[precision] * size).all()):
             return ""
-        rounding = _FEW * noise(self.noise(t)) + eps * noise(self.steps[t]) + _UNDERFLOW[precision]
+        rounding = noise(self.noise(t))
+        is_noise = rounding >= 0.05 * size  # zero in theory: of the size of what cancels
+        rounding = _FEW * rounding + eps * is_noise * noise(self.steps[t]) + _UNDERFLOW[precision]
         if bool((off <= TOLERANCE[precision] * size + rounding).all()):
             self.rounded += 1
             return ""
@@ -164,11 +168,11 @@ class Checked:
                 return f"parameter {k}: .grad {said}"
         return ""
 
-    def wrong_jacobian(self, t: int, J: Tensor, sizes: list[int]) -> str:
+    def wrong_jacobian(self, t: int, parts: tuple[Tensor, ...]) -> str:
         """What is wrong about the Jacobian, row by row and parameter by parameter."""
         rows = self.steps[t]
         largest = rows.whole.norm(dim=1).max()
-        for k, (block, found) in enumerate(zip(rows.blocks, J.split(sizes, 1), strict=True)):
+        for k, (block, found) in enumerate(zip(rows.blocks, parts, strict=True)):
             exact = torch.zeros_like(found) if block is None else block
 
             def rounding(of: Rows, k: int = k, found: Tensor = found) -> Tensor:
@@ -208,14 +212,15 @@ def _backward(memory: str, times: int = 1) -> Callable[..., str]:
 
 
 def _upgrad(checked: Checked, t: int, losses: Any, params: list[Tensor]) -> str:
-    w = backward(losses, params, "upgrad").weights
+    upgrad = UPGrad(relative_to="trace")  # whatever the objectives are
+    w = backward(losses, params, upgrad).weights
     grads = [p.grad for p in params]
     if said := checked.wrong_gradients(t, w, grads):
         return said
     if checked.graph.precision(t) != "float64":  # weights are no smooth function of G
         return ""
     J = checked.steps[t].whole
-    update, found = J.T @ UPGrad().weights(J @ J.T), J.T @ w.double()
+    update, found = J.T @ upgrad.weights(J @ J.T), J.T @ w.double()
     off = float((update - found).norm() / J.norm().clamp(min=1e-12))
     return f"weights of UPGrad off by {off:.1e}" if off > 1e-5 else ""
 
@@ -232,20 +237,8 @@ def _gramian_of_one(checked: Checked, t: int, losses: Any, params: list[Tensor])
 
 
 def _jacobian(checked: Checked, t: int, losses: Any, params: list[Tensor]) -> str:
-    sizes = [p.numel() for p in params if p.requires_grad]
     J = jacobian(losses, params)
-    whole = torch.zeros(len(J), sum(p.numel() for p in params), dtype=J.dtype)
-    for p, place, part in _places(params, J, sizes):
-        whole[:, place : place + p.numel()] = part
-    return checked.wrong_jacobian(t, whole, [p.numel() for p in params])
-
-
-def _places(params: list[Tensor], J: Tensor, sizes: list[int]) -> Iterator[tuple[Any, int, Tensor]]:
-    parts, place = iter(J.split(sizes, 1)), 0
-    for p in params:
-        if p.requires_grad:
-            yield p, place, next(parts)
-        place += p.numel()
+    return checked.wrong_jacobian(t, J.split([p.numel() * p.requires_grad for p in params], 1))
 
 
 def _unchecked(memory: str) -> Callable[..., str]:
@@ -285,7 +278,9 @@ def _run(
     mode: Callable[..., str], checked: Checked, steps: int
 ) -> tuple[tuple[int, str] | None, str, str]:
     """The first step that is wrong and what is; the first refusal; the first alarm."""
-    forget()
+    forget()  # as in a process of its own
+    for generator in (_certificate._RANDOM, _probe._random_numbers):
+        generator.manual_seed(0)
     names = checked.graph.build()
     refused = alarm = ""
     alarms = _ALARMS if checked.graph.is_linear else _ALARMS[:-1]

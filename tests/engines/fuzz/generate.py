@@ -61,10 +61,19 @@ class Graph:
     frozen: int = -1
     seed: int = 0
 
-    @cached_property
+    @property
     def source(self) -> str:
         """The code: parameters, ``params``, and ``losses(t)``."""
-        return _Writer(self).source
+        return self._written.source
+
+    @property
+    def written(self) -> set[str]:
+        """The operations that fit."""
+        return self._written.names
+
+    @cached_property
+    def _written(self) -> "_Writer":
+        return _Writer(self)
 
     @property
     def is_linear(self) -> bool:
@@ -121,10 +130,16 @@ class _Writer:
         self._graph = graph
         self._setup: list[str] = []
         self._lines: list[str] = []
+        self._frozen = graph.frozen
+        self.names: set[str] = set()
         shape: tuple[int, ...] | None = graph.shape
         for operation in graph.operations:
             shape = self._add(operation, OPERATIONS[operation.name], shape) or shape
-        if self._add(graph.loss, LOSSES[graph.loss.name], shape, is_loss=True) is None:
+        loss = graph.loss, LOSSES[graph.loss.name], shape
+        if self._add(*loss, is_loss=True) is None:
+            self._frozen = -1
+            self._add(*loss, is_loss=True)
+        if not "".join(self._lines[-1:]).startswith("return"):
             fallback = "return (x + 1).square().flatten(1).mean(1)"
             self._lines += [fallback if len(shape) > 1 else "return x.square()"]
         self.source = self._source()
@@ -139,6 +154,7 @@ class _Writer:
         with suppress(Exception):
             self._lines += _filled(template, gaps).split("\n")
             if (found := self._shape(is_loss=is_loss)) is not None:
+                self.names.add(operation.name)
                 return found
         self._setup, self._lines = before
         return None
@@ -166,13 +182,17 @@ class _Writer:
         end = [] if is_loss else ["return x"]
         names = {**vars(parts), "F": torch.nn.functional}
         with default_dtype(torch.float64), torch.random.fork_rng():
+            if self._graph.autocast:  # not all operations take what others return
+                exec(self._source(end), names)
+                names["losses"](5)
             exec(self._source(end, plain=True), names)
             found = [names["losses"](t) for t in (0, 5)]
             if is_loss:
                 found = [torch.stack(scalars(f)) for f in found]
             for x in found:
                 if is_loss or x.requires_grad:
-                    torch.autograd.grad(x.sum(), names["params"], allow_unused=True)
+                    live = [p for p in names["params"] if p.requires_grad]
+                    torch.autograd.grad(x.sum(), live, allow_unused=True)
         early, late = found
         use = early.shape == late.shape and 0 < early.numel() <= _MANY and early.is_floating_point()
         if not use or (not is_loss and early.ndim < 2) or not (is_loss or early.shape[0] < 20):
@@ -191,9 +211,8 @@ class _Writer:
             on = f", enabled=t >= {graph.from_step}" if graph.from_step else ""
             lines.insert(0, f"with torch.autocast('cpu', torch.{graph.autocast}{on}):")
         holders = ", ".join(line.split()[0] for line in self._setup)
-        if graph.frozen >= 0 and end == ():
-            k = f"params[{graph.frozen} % len(params)]"
-            lines.insert(0, f"{k}.requires_grad_(t >= 5 or len(params) == 1)")
+        if self._frozen >= 0 and not end:
+            lines.insert(0, f"params[{self._frozen} % len(params)].requires_grad_(t >= 5)")
         head = [
             f"torch.set_default_dtype(torch.{dtype})",
             f"torch.manual_seed({graph.seed})",

@@ -112,10 +112,6 @@ class SumAndDifference(torch.autograd.Function):
         return g + h, g - h
 
 
-def cumulated(x, dim):
-    return Cumulated.apply(x, dim)
-
-
 class Cumulated(torch.autograd.Function):
     """A sum over a dimension that no graph shows."""
 
@@ -160,34 +156,31 @@ def compress(k):
     return lambda g: g / (1 + k * g.abs())
 
 
+def on_all(change):
+    """The change of each of several gradients."""
+
+    def hook(gradients):
+        changed = [None if g is None else change(g) for g in gradients]
+        return tuple([g if c is None else c for g, c in zip(gradients, changed, strict=True)])
+
+    return hook
+
+
 def on_tensor(x, change):
     x.register_hook(change)
 
 
 def on_node_before(x, change):
-    def hook(gradients):
-        changed = [None if g is None else change(g) for g in gradients]
-        return tuple([g if c is None else c for g, c in zip(gradients, changed, strict=True)])
-
-    x.grad_fn.register_prehook(hook)
+    x.grad_fn.register_prehook(on_all(change))
 
 
 def on_node_after(x, change):
-    def hook(gradients, _):
-        changed = [None if g is None else change(g) for g in gradients]
-        return tuple([g if c is None else c for g, c in zip(gradients, changed, strict=True)])
-
-    x.grad_fn.register_hook(hook)
+    x.grad_fn.register_hook(lambda inputs, _: on_all(change)(inputs))
 
 
 def on_module(module, x, change):
     """The output of a module with a full backward hook."""
-
-    def hook(_, gradients, __):
-        changed = [None if g is None else change(g) for g in gradients]
-        return tuple([g if c is None else c for g, c in zip(gradients, changed, strict=True)])
-
-    handle = module.register_full_backward_hook(hook)
+    handle = module.register_full_backward_hook(lambda _, inputs, __: on_all(change)(inputs))
     y = module(x)
     handle.remove()
     return y
