@@ -108,7 +108,7 @@ def test_a_balancer_gives_the_gradient_of_the_weighted_losses(name: str) -> None
     assert_close(gradient(model), gradient(expected), rtol=1e-12, atol=1e-14)
     assert report.weights is not None
     assert_close(report.weights, weights, rtol=1e-12, atol=0)
-    assert report.gramian is None
+    assert report.known_gramian is None
     assert set(report.paths.values()) == {"balanced"}
     assert "weight" in str(report)
 

@@ -67,7 +67,7 @@ def steps(device: Any, form: str, method: Any, **options: Any) -> list[Tensor]:
     for batch in x:
         net.zero_grad()
         report = lightning_jd.backward(FORMS[form](net(batch)), net, method, **options)
-        if report.weights is not None:
+        if report.known_weights is not None:
             seen.append(report.weights)
         with torch.no_grad():
             for p in net.parameters():
