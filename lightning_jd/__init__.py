@@ -1,14 +1,55 @@
 """Jacobian descent for PyTorch Lightning: train with a vector of losses instead of a scalar.
 
-For plain PyTorch, use :func:`backward`, :func:`gramian` and :func:`jacobian`. For Lightning, pass
-:class:`JacobianDescent` to the Trainer. The Lightning classes are imported on first use.
+For Lightning, pass :class:`JacobianDescent` to the Trainer. For plain PyTorch, use
+:func:`backward`, :class:`Accumulator`, :func:`gramian` and :func:`jacobian`. Aggregators and
+balancers are here, too. The Lightning classes are imported on first use.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lightning_jd._registration import register_strategies
-from lightning_jd.aggregators import available, register, resolve
+from lightning_jd.aggregators import (
+    CRMOGM,
+    DBMTL,
+    DWA,
+    FAMO,
+    GLS,
+    IMTLG,
+    IMTLL,
+    MGDA,
+    RGW,
+    RLW,
+    STCH,
+    UW,
+    AlignedMTL,
+    CAGrad,
+    ConFIG,
+    Constant,
+    DualProj,
+    Equal,
+    ExcessMTL,
+    FairGrad,
+    GradDrop,
+    GradNorm,
+    GradVac,
+    Krum,
+    LogLosses,
+    MConFIG,
+    Mean,
+    MoCo,
+    MoDo,
+    NashMTL,
+    PCGrad,
+    Primary,
+    SDMGrad,
+    Sum,
+    TrimmedMean,
+    UPGrad,
+    available,
+    register,
+    resolve,
+)
 from lightning_jd.core import Accumulator, backward
 from lightning_jd.engines import explain, gramian, jacobian
 
@@ -23,12 +64,48 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "CRMOGM",
+    "DBMTL",
+    "DWA",
+    "FAMO",
+    "GLS",
+    "IMTLG",
+    "IMTLL",
+    "MGDA",
+    "RGW",
+    "RLW",
+    "STCH",
+    "UW",
     "Accumulator",
+    "AlignedMTL",
+    "CAGrad",
+    "ConFIG",
+    "Constant",
+    "DualProj",
+    "Equal",
+    "ExcessMTL",
+    "FairGrad",
+    "GradDrop",
+    "GradNorm",
+    "GradVac",
     "JDDDPStrategy",
     "JDModuleMixin",
     "JDReport",
     "JDStrategy",
     "JacobianDescent",
+    "Krum",
+    "LogLosses",
+    "MConFIG",
+    "Mean",
+    "MoCo",
+    "MoDo",
+    "NashMTL",
+    "PCGrad",
+    "Primary",
+    "SDMGrad",
+    "Sum",
+    "TrimmedMean",
+    "UPGrad",
     "available",
     "backward",
     "explain",

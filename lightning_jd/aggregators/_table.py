@@ -13,7 +13,6 @@ from lightning_jd.aggregators import (
     Method,
     Property,
     available,
-    balancers,
 )
 from lightning_jd.aggregators._memory import Stateful
 from lightning_jd.aggregators._random import OwnGenerator
@@ -34,7 +33,7 @@ def properties_table(classes: Iterable[type[Aggregator]] | None = None) -> str:
     lines = [
         [*header, "Needs", "Keeps"],
         ["---", "---", *(":-:" for _ in Property), "---", "---"],
-        *(_aggregator(cls) for cls in classes or _of_the_package(available())),
+        *(_aggregator(cls) for cls in classes or _of_the_package(available("aggregators"))),
     ]
     return _markdown(lines)
 
@@ -47,7 +46,7 @@ def balancers_table() -> str:
         | [DWA](dwa.md) | `"dwa"` | by task |
     """
     lines = [["Balancer", "Name", "Keeps"], ["---"] * 3]
-    lines += [[*_name(cls), _keeps(cls)] for cls in _of_the_package(balancers())]
+    lines += [[*_name(cls), _keeps(cls)] for cls in _of_the_package(available("balancers"))]
     return _markdown(lines)
 
 

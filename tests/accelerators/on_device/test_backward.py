@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import lightning_jd
-from lightning_jd.aggregators import available, balancers, resolve
+from lightning_jd.aggregators import available, resolve
 from lightning_jd.errors import NonFiniteError
 from tests.pretended import DEVICE, host
 
-METHODS = {**available(), **balancers()}
+METHODS = available()
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "constant": {"weights": [0.1, 0.2, 0.3, 0.4]},
     "krum": {"n_byzantine": 0},
