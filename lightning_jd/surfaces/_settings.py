@@ -175,12 +175,15 @@ class TakesSettings:
 class TakesNothingElse:
     """Ends the chain of ``super().__init__(**kwargs)``: an unknown argument is a TypeError."""
 
-    def __init__(self) -> None:
+    def __init__(self, **unknown: object) -> None:
+        if unknown:
+            name = next(iter(unknown))
+            raise TypeError(
+                f"JacobianDescent.__init__() got an unexpected keyword argument {name!r}. An "
+                "argument of the aggregator goes with its name: JacobianDescent({'name': 'upgrad', "
+                f"{name!r}: {unknown[name]!r}}})."
+            )
         super().__init__()
-
-
-# The error names the class that the user has called.
-TakesNothingElse.__init__.__qualname__ = "JacobianDescent.__init__"
 
 
 def with_arguments(cls: type) -> str:
