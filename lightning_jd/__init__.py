@@ -1,33 +1,115 @@
 """Jacobian descent for PyTorch Lightning: train with a vector of losses instead of a scalar.
 
-For plain PyTorch, use :func:`backward`, :func:`gramian` and :func:`jacobian`. For Lightning, pass
-:class:`JacobianDescent` to the Trainer. The Lightning classes are imported on first use.
+For Lightning, pass :class:`JacobianDescent` to the Trainer. For plain PyTorch, use
+:func:`backward`, :class:`Accumulator`, :func:`gramian` and :func:`jacobian`. Aggregators and
+balancers are here, too. The Lightning classes are imported on first use.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lightning_jd._registration import register_strategies
-from lightning_jd.aggregators import available, register, resolve
+from lightning_jd.aggregators import (
+    CRMOGM,
+    DBMTL,
+    DWA,
+    FAMO,
+    GLS,
+    IMTLG,
+    IMTLL,
+    MGDA,
+    RGW,
+    RLW,
+    STCH,
+    UW,
+    AlignedMTL,
+    CAGrad,
+    ConFIG,
+    Constant,
+    DualProj,
+    Equal,
+    ExcessMTL,
+    FairGrad,
+    GradDrop,
+    GradNorm,
+    GradVac,
+    Krum,
+    LogLosses,
+    MConFIG,
+    Mean,
+    MoCo,
+    MoDo,
+    NashMTL,
+    PCGrad,
+    Primary,
+    SDMGrad,
+    Sum,
+    TrimmedMean,
+    UPGrad,
+    available,
+    register,
+    resolve,
+)
 from lightning_jd.core import Accumulator, backward
 from lightning_jd.engines import explain, gramian, jacobian
 
 if TYPE_CHECKING:
-    from lightning_jd.surfaces.callback import JacobianDescent
-    from lightning_jd.surfaces.module import JDModuleMixin
-    from lightning_jd.surfaces.report_callback import JDReport
-    from lightning_jd.surfaces.strategies import JDDDPStrategy, JDStrategy
+    from lightning_jd import fabric
+    from lightning_jd.surfaces._typed import (
+        JacobianDescent,
+        JDDDPStrategy,
+        JDModuleMixin,
+        JDReport,
+        JDStrategy,
+    )
 
 __all__ = [
+    "CRMOGM",
+    "DBMTL",
+    "DWA",
+    "FAMO",
+    "GLS",
+    "IMTLG",
+    "IMTLL",
+    "MGDA",
+    "RGW",
+    "RLW",
+    "STCH",
+    "UW",
     "Accumulator",
+    "AlignedMTL",
+    "CAGrad",
+    "ConFIG",
+    "Constant",
+    "DualProj",
+    "Equal",
+    "ExcessMTL",
+    "FairGrad",
+    "GradDrop",
+    "GradNorm",
+    "GradVac",
     "JDDDPStrategy",
     "JDModuleMixin",
     "JDReport",
     "JDStrategy",
     "JacobianDescent",
+    "Krum",
+    "LogLosses",
+    "MConFIG",
+    "Mean",
+    "MoCo",
+    "MoDo",
+    "NashMTL",
+    "PCGrad",
+    "Primary",
+    "SDMGrad",
+    "Sum",
+    "TrimmedMean",
+    "UPGrad",
     "available",
     "backward",
     "explain",
+    "fabric",
     "gramian",
     "jacobian",
     "register",
@@ -47,13 +129,18 @@ STRATEGY_NAMES: dict[str, tuple[str, dict[str, str]]] = {
 register_strategies(STRATEGY_NAMES)
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:  # and not imported above: it needs Lightning
-        return getattr(import_module("lightning_jd.surfaces"), name)
+def _lazy(name: str) -> Any:
+    """What is imported on first use, because it needs Lightning."""
     if name == "fabric":
-        return import_module("lightning_jd.surfaces.fabric")
+        return import_module("lightning_jd.fabric")
+    if name in __all__:
+        return getattr(import_module("lightning_jd.surfaces"), name)
     raise AttributeError(f"module 'lightning_jd' has no attribute {name!r}")
 
 
+if not TYPE_CHECKING:  # a checker would accept every name
+    __getattr__ = _lazy
+
+
 def __dir__() -> list[str]:
-    return [*__all__, "fabric"]
+    return list(__all__)

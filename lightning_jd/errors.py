@@ -63,6 +63,10 @@ class MissingDependencyError(JDError, ImportError):
         )
 
 
+class NotComputedError(JDError, AttributeError):
+    """A step has not computed what was asked of its report: check before you ask."""
+
+
 class GraphError(JDError, RuntimeError):
     """The computational graph of the losses cannot be differentiated: change the model code."""
 

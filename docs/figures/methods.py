@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 from torch import Tensor
 
-from lightning_jd.aggregators import Aggregator, FromFeatures, Step, available, balancers, resolve
+from lightning_jd.aggregators import Aggregator, FromFeatures, Step, available, resolve
 
 FOLDER = Path(__file__).parent / "methods"
 GRAY, GREEN, BLUE = "tab:gray", "tab:green", "tab:blue"
@@ -45,7 +45,7 @@ TURNING = ("crmogm", "weightsevery", "moco", "dbmtl", "mconfig")
 
 def draw(name: str, folder: Path = FOLDER) -> Path:
     """Draw the picture of one method into a folder."""
-    if name in balancers():
+    if name in available("balancers"):
         figure = over_time(name)
     elif name == "fromfeatures":
         figure = at_features()
@@ -195,5 +195,5 @@ def over_time(name: str) -> Figure:
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[1:] or [*available(), *balancers()]:
+    for chosen in sys.argv[1:] or list(available()):
         print(draw(chosen))

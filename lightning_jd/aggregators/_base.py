@@ -68,6 +68,9 @@ class Method(nn.Module, ABC):
     #: Whether it calls code outside this package, whose results are always checked.
     is_foreign: bool = False
 
+    def __init__(self) -> None:
+        super().__init__()
+
     @property
     def label(self) -> str:
         """The name in messages: the registered name, or else the class name."""

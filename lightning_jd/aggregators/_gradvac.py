@@ -57,7 +57,9 @@ class GradVac(StatefulGramianAggregator, OwnGenerator):
     )
 
     def __init__(self, beta: float = 0.5, seed: int = 0) -> None:
-        super().__init__(seed=seed)
+        super().__init__()
+        self.seed = seed
+        self.generator.manual_seed(seed)
         self.beta = share("beta", beta)
 
     @override

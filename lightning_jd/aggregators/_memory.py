@@ -99,8 +99,8 @@ class Stateful(nn.Module):
     that a checkpoint keeps and that all processes load.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self) -> None:
+        super().__init__()
         self._memories: dict[str, Memory] = {}
 
     def memory(self, step: Step) -> Memory:

@@ -1,9 +1,10 @@
 """From a name, a dictionary or an object to an aggregator."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
 from inspect import Signature, isabstract, signature
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from lightning_jd.aggregators._balancer import Balancer
 from lightning_jd.aggregators._base import Aggregator, Method
@@ -63,25 +64,39 @@ def register(cls: _Class) -> _Class:
     return cls
 
 
-def available() -> dict[str, type[Aggregator]]:
-    """All registered aggregators by name, sorted (a copy).
+@overload
+def available(kind: Literal["all"] = "all") -> dict[str, type[Method]]: ...
+@overload
+def available(kind: Literal["aggregators"]) -> dict[str, type[Aggregator]]: ...
+@overload
+def available(kind: Literal["balancers"]) -> dict[str, type[Balancer]]: ...
+def available(kind: str = "all") -> Any:
+    """All registered aggregators and balancers by name, sorted (a copy).
+
+    Args:
+        kind: ``"aggregators"`` or ``"balancers"`` for these only.
+
+    Raises:
+        ArgumentError: If ``kind`` is something else.
 
     Example:
-        >>> available()["upgrad"].__name__
-        'UPGrad'
+        >>> available()["upgrad"].__name__, available("balancers")["dwa"].__name__
+        ('UPGrad', 'DWA')
     """
-    classes = sorted(_CLASSES.items())
-    return {name: cls for name, cls in classes if issubclass(cls, Aggregator)}
+    kinds = {"all": Method, "aggregators": Aggregator, "balancers": Balancer}
+    if kind not in kinds:
+        raise ArgumentError(f"`kind` must be one of {', '.join(map(repr, kinds))}, got {kind!r}.")
+    return {name: cls for name, cls in sorted(_CLASSES.items()) if issubclass(cls, kinds[kind])}
 
 
 def balancers() -> dict[str, type[Balancer]]:
-    """All registered balancers by name, sorted (a copy).
-
-    Example:
-        >>> balancers()["dwa"].__name__
-        'DWA'
-    """
-    return {name: cls for name, cls in sorted(_CLASSES.items()) if issubclass(cls, Balancer)}
+    """The name of 0.2 for ``available("balancers")``, until 0.4."""
+    warnings.warn(
+        "`balancers()` is called `available('balancers')` since 0.3, and is removed in 0.4.",
+        FutureWarning,
+        stacklevel=2,
+    )
+    return available("balancers")
 
 
 def resolve(spec: AggregatorSpec) -> Method:

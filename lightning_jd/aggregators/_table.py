@@ -13,7 +13,6 @@ from lightning_jd.aggregators import (
     Method,
     Property,
     available,
-    balancers,
 )
 from lightning_jd.aggregators._memory import Stateful
 from lightning_jd.aggregators._random import OwnGenerator
@@ -34,7 +33,7 @@ def properties_table(classes: Iterable[type[Aggregator]] | None = None) -> str:
     lines = [
         [*header, "Keeps small tasks", "Needs", "Keeps"],
         ["---", "---", *(":-:" for _ in Property), ":-:", "---", "---"],
-        *(_aggregator(cls) for cls in classes or _of_the_package(available())),
+        *(_aggregator(cls) for cls in classes or _of_the_package(available("aggregators"))),
     ]
     return _markdown(lines)
 
@@ -47,7 +46,8 @@ def balancers_table() -> str:
         | [DWA](dwa.md) | `"dwa"` | no | by task |
     """
     lines = [["Balancer", "Name", "Keeps small tasks", "Keeps"], ["---", "---", ":-:", "---"]]
-    lines += [[*_name(cls), _small_tasks(cls), _keeps(cls)] for cls in _of_the_package(balancers())]
+    found = _of_the_package(available("balancers"))
+    lines += [[*_name(cls), _small_tasks(cls), _keeps(cls)] for cls in found]
     return _markdown(lines)
 
 

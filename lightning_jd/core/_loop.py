@@ -104,7 +104,7 @@ class Loop:
         if is_one and self.rows is None:
             assert isinstance(losses, Tensor)
             if self.split is not None:
-                losses = split_loss(losses.reshape(()) if losses.ndim else losses, self.split)
+                losses = split_loss(losses, self.split, parameters=named)
             elif losses.ndim == 0:
                 warnings.warn(
                     "`losses` is one scalar, so there is one objective and nothing to aggregate. "

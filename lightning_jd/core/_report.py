@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from html import escape
 
 from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.engines import Slow
+from lightning_jd.errors import NotComputedError
 
 
 @dataclass(frozen=True)
@@ -31,15 +33,13 @@ class GroupReport:
     squared_length: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What :func:`backward` computed; nothing in it was copied from an accelerator.
 
     Attributes:
-        gramian: G = J Jᵀ over the aggregated parameters, shape (m, m); with groups, the sum of
-            theirs. ``None`` with a balancer, for which no Jacobian is computed.
-        weights: w, shape (m,): the update direction is Jᵀw. ``None`` if the aggregator is not a
-            weighting of the rows, or with several groups, each of which has its own.
+        known_gramian: :attr:`gramian`, or ``None`` in a step without one.
+        known_weights: :attr:`weights`, or ``None`` in a step without them.
         names: The names of the objectives.
         paths: Parameter to the way its gradient was computed; ``"plain"`` for those that were not
             selected.
@@ -56,8 +56,8 @@ class Report:
             where they did.
     """
 
-    gramian: Tensor | None
-    weights: Tensor | None
+    known_gramian: Tensor | None
+    known_weights: Tensor | None
     names: tuple[str, ...]
     paths: dict[str, str]
     milliseconds: dict[str, float]
@@ -65,6 +65,45 @@ class Report:
     bytes_sent: dict[str, int] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
     slow: dict[str, Slow] = field(default_factory=dict)
+
+    @property
+    def gramian(self) -> Tensor:
+        """G = J Jᵀ over the aggregated parameters, shape (m, m); with groups, the sum of theirs.
+
+        Raises:
+            NotComputedError: With a balancer, for which no Jacobian is computed, and in the steps
+                between two of ``weights_every``. ``known_gramian`` is ``None`` there.
+        """
+        if self.known_gramian is None:
+            raise NotComputedError(
+                "`gramian` must have been computed in this step, got a step of a balancer, or one "
+                "that reuses its weights. Check whether `known_gramian` is None."
+            )
+        return self.known_gramian
+
+    @property
+    def weights(self) -> Tensor:
+        """w, shape (m,): the update direction is Jᵀw.
+
+        Raises:
+            NotComputedError: If the aggregator is not a weighting of the rows, or with several
+                groups, each of which has its own. ``known_weights`` is ``None`` there.
+        """
+        if self.known_weights is None:
+            raise NotComputedError(
+                "`weights` must exist, got a step of an aggregator without weights, or of several "
+                "groups with weights each (in `groups`). Check whether `known_weights` is None."
+            )
+        return self.known_weights
+
+    @override
+    def __repr__(self) -> str:
+        """The same as a text, so that notebooks and debuggers show it."""
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     @override
     def __str__(self) -> str:

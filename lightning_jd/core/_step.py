@@ -257,8 +257,8 @@ class _Step:
             paths = {name: "plain" for name, _ in rows.plain} | paths
         self.milliseconds["total"] = sum(self.milliseconds.values())
         return Report(
-            gramian=gramian,
-            weights=weights,
+            known_gramian=gramian,
+            known_weights=weights,
             names=rows.layout.names,
             paths=paths,
             milliseconds=self.milliseconds,

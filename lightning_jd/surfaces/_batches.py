@@ -36,7 +36,8 @@ class Batches:
                 "Jacobian descent requires several losses from `training_step` or "
                 f"`manual_backward`, got {self.got} in the first batch. Return the vector, list "
                 "or dict of losses (as the output or under the key 'loss'), or set split='auto' "
-                "to split the scalar. (If only this batch has a single loss, return "
+                "to split the scalar. With manual optimization, call `manual_backward(losses)` "
+                "in place of `loss.backward()`. (If only this batch has a single loss, return "
                 "{'loss': {'name': loss}}.)"
             )
 

@@ -31,10 +31,14 @@ class Figures:
     def add(self, update: Pass) -> None:
         """Add an update."""
         report = update.report
-        if not report.names or report.gramian is None:  # everything was left out, or no Jacobian
+        if (
+            not report.names or report.known_gramian is None
+        ):  # everything was left out, or no Jacobian
             return
         device = report.gramian.device
-        self._summary.to(device).update(report.gramian, report.weights, update=direction_of(report))
+        self._summary.to(device).update(
+            report.gramian, report.known_weights, update=direction_of(report)
+        )
         if (tasks := tasks_of(update)) is None:
             return
         if self._cosines is None or self._weights is None:

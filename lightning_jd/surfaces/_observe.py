@@ -42,7 +42,7 @@ def tasks_of(update: Pass) -> Tasks | None:
     prefix = f"{update.name}/" if update.name else ""
     return Tasks(
         tuple(prefix + name for name in report.names),
-        report.weights,
+        report.known_weights,
         tuple(prefix + name for name in seen.names),
         seen.values,
     )
@@ -50,7 +50,7 @@ def tasks_of(update: Pass) -> Tasks | None:
 
 def direction_of(report: Report) -> Direction | None:
     """The update as a whole, where the report has no weights of the whole."""
-    if report.weights is not None:
+    if report.known_weights is not None:
         return None
     parts = [_direction(group) for group in report.groups.values()]
     known = [part for part in parts if part is not None]
@@ -84,9 +84,9 @@ def values_of(
             names.extend(prefix + name for name in of)
             parts.append(values)
 
-    if (G := report.gramian) is not None:  # a balancer computes no gradients of single losses
+    if (G := report.known_gramian) is not None:  # a balancer computes no gradients of single losses
         summary = conflict_summary(
-            G, report.weights, update=direction_of(report), stationarity=stationarity
+            G, report.known_weights, update=direction_of(report), stationarity=stationarity
         )
         add("", summary.names, summary.values)
     add("", ("mean_loss",), update.seen.shown.reshape(1))

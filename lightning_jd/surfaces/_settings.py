@@ -9,9 +9,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_jd.aggregators import Method, resolve, with_cheaper_weights
+from lightning_jd.aggregators import AggregatorSpec, Method, resolve, with_cheaper_weights
 from lightning_jd.core import (
     Accumulation,
     Groups,
@@ -22,6 +22,19 @@ from lightning_jd.core import (
 )
 from lightning_jd.engines import Select, Split, check_select
 from lightning_jd.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from lightning_jd.surfaces._options import StrategyOptions
+
+    Aggregation = AggregatorSpec
+else:  # what jsonargparse can read from a file; it resolves `**kwargs` by itself
+    Aggregation = str | Method | dict[str, Any] | Callable[..., Any]
+    StrategyOptions = "StrategyOptions"
+    Unpack = {StrategyOptions: Any}
+
+By = Literal["terms", "instances", "auto"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +99,7 @@ class TakesSettings:
     Args:
         aggregator: The method that combines the rows of the Jacobian into one update: a name
             (``"upgrad"``), a dict with a name and arguments (``{"name": "cagrad", "c": 0.4}``), or
-            an aggregator or balancer.
+            an aggregator, a balancer, or a function from Gramians to weights.
         rows: What one objective is, if the type of the losses does not imply it: ``"tasks"`` or
             ``"instances"``; a matrix of losses is averaged over the other dimension. With
             ``"ranks"``, the module returns a scalar loss and each process is one objective.
@@ -124,27 +137,27 @@ class TakesSettings:
 
     def __init__(
         self,
-        aggregator: str | dict[str, Any] | Method = "upgrad",
+        aggregator: Aggregation = "upgrad",
         rows: RowsOption | None = None,
         params: str | list[str] | Callable[..., bool] = "all",
-        groups: str | Callable[..., Any] | None = None,
+        groups: Literal["layer"] | Callable[..., Any] | None = None,
         accumulation: Accumulation = "batch",
         nonfinite: Nonfinite = "raise",
         memory: MemoryOption = "fast",
         log: bool | dict[str, Any] = False,
         check_replicas: int = 100,
-        split: str | dict[str, Any] | None = None,
+        split: By | dict[str, Any] | None = None,
         weights_from: str = "parameters",
         weights_every: int = 1,
-        **kwargs: Any,
+        **kwargs: Unpack[StrategyOptions],
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**kwargs)  # type: ignore[misc]  # Lightning's strategy is there
         self._configure(
             Settings(
                 aggregator=with_cheaper_weights(resolve(aggregator), weights_from, weights_every),
                 rows=rows,
                 params=params,
-                groups=groups,  # type: ignore[arg-type]  # a string here, checked where it is used
+                groups=groups,
                 accumulation=accumulation,
                 nonfinite=nonfinite,
                 memory=memory,
@@ -162,12 +175,15 @@ class TakesSettings:
 class TakesNothingElse:
     """Ends the chain of ``super().__init__(**kwargs)``: an unknown argument is a TypeError."""
 
-    def __init__(self) -> None:
+    def __init__(self, **unknown: object) -> None:
+        if unknown:
+            name = next(iter(unknown))
+            raise TypeError(
+                f"JacobianDescent.__init__() got an unexpected keyword argument {name!r}. An "
+                "argument of the aggregator goes with its name: JacobianDescent({'name': 'upgrad', "
+                f"{name!r}: {unknown[name]!r}}})."
+            )
         super().__init__()
-
-
-# The error names the class that the user has called.
-TakesNothingElse.__init__.__qualname__ = "JacobianDescent.__init__"
 
 
 def with_arguments(cls: type) -> str:

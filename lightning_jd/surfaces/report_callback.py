@@ -125,7 +125,7 @@ class JDReport:
             self._add_cosines(update)
 
     def _add_cosines(self, update: Pass) -> None:
-        tasks, gramian = tasks_of(update), update.report.gramian
+        tasks, gramian = tasks_of(update), update.report.known_gramian
         if tasks is None or gramian is None:
             return
         if self._cosines is None:

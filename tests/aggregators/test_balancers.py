@@ -22,14 +22,14 @@ from lightning_jd.aggregators import (
     Equal,
     LogLosses,
     Step,
-    balancers,
+    available,
     resolve,
 )
 from lightning_jd.errors import ArgumentError, ShapeError
 from tests.helpers.matrices import normal
 
 LOSSES = torch.tensor([0.3, 2.0, 5.0, 0.07], dtype=torch.float64)
-EVERY = balancers()
+EVERY = available("balancers")
 every_balancer = pytest.mark.parametrize("cls", EVERY.values(), ids=EVERY)
 
 

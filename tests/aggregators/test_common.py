@@ -23,7 +23,7 @@ from lightning_jd.errors import ArgumentError, NonFiniteError, ShapeError
 from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians, normal, size
 from tests.helpers.properties import of_definition, worst_conflict
 
-CLASSES = available()
+CLASSES = available("aggregators")
 WEIGHTED = {name: cls for name, cls in CLASSES.items() if issubclass(cls, GramianAggregator)}
 every_aggregator = pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
 every_weighted = pytest.mark.parametrize("cls", WEIGHTED.values(), ids=WEIGHTED)

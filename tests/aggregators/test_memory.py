@@ -16,13 +16,12 @@ from lightning_jd.aggregators import (
     Step,
     WeightsEvery,
     available,
-    balancers,
 )
 from lightning_jd.aggregators._memory import Memory, Stateful
 from lightning_jd.errors import ArgumentError
 from tests.helpers.matrices import normal
 
-METHODS: dict[str, type[Method]] = available() | balancers()
+METHODS: dict[str, type[Method]] = available()
 STATEFUL = {name: cls for name, cls in METHODS.items() if issubclass(cls, Stateful)}
 # GradVac has random orders, which belong to positions.
 UNORDERED = {name: cls for name, cls in STATEFUL.items() if name != "gradvac"}
@@ -223,4 +222,4 @@ def test_a_memory_keeps_rows_of_tasks_that_come_and_go() -> None:
 
 def test_losses_that_a_method_needs_must_be_known() -> None:
     with pytest.raises(ArgumentError, match="DWA requires the loss values, got gradients only"):
-        balancers()["dwa"]().weigh(Step(NAMES))
+        available("balancers")["dwa"]().weigh(Step(NAMES))

@@ -19,7 +19,7 @@ from lightning_jd.aggregators import (
 from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians
 from tests.helpers.properties import holds, of_definition, worst_conflict
 
-CLASSES = available()
+CLASSES = available("aggregators")
 CLAIM_NON_CONFLICTING = [
     cls for cls in CLASSES.values() if Property.NON_CONFLICTING in cls.properties
 ]

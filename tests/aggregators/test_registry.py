@@ -1,5 +1,6 @@
 """From a name, a dictionary or an object to an aggregator."""
 
+from inspect import Parameter, signature
 from typing import Any
 
 import pytest
@@ -32,6 +33,12 @@ NAMES = [
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a test registers is forgotten afterwards."""
     monkeypatch.setattr(_registry, "_CLASSES", available())
+
+
+def test_signatures_show_the_arguments() -> None:
+    for cls in available().values():
+        kinds = {parameter.kind for parameter in signature(cls).parameters.values()}
+        assert not kinds & {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}, cls
 
 
 def test_the_methods_of_the_paper_are_available_by_name() -> None:

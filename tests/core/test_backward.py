@@ -160,7 +160,7 @@ def test_each_layer_can_be_aggregated_on_its_own(
         assert report.groups[layer].parameters == tuple(name for name, _ in named)
         if direction is not None:
             assert_close(torch.cat([p.grad.flatten() for _, p in named]), direction)
-    assert report.weights is None
+    assert report.known_weights is None
     assert_close(report.gramian, sum(J @ J.T for _, J, _ in expected.values()))
 
 
@@ -180,7 +180,7 @@ def test_an_aggregator_that_is_no_weighting_sees_the_jacobian(model: TwoTasks, x
     J = jacobian(losses, named)
     report = backward(losses, model, GradDrop(seed=3))
     assert_close(torch.cat([p.grad.flatten() for _, p in named]), GradDrop(seed=3)(J))
-    assert report.weights is None
+    assert report.known_weights is None
     assert_close(report.gramian, J @ J.T)
     assert set(report.paths.values()) == {"jacobian"}
 

@@ -18,7 +18,6 @@ from lightning_jd.aggregators import (
     MoDo,
     Step,
     available,
-    balancers,
     register,
     resolve,
 )
@@ -28,9 +27,7 @@ from lightning_jd.engines import Objectives, jacobian, named_parameters_of
 from lightning_jd.engines._objectives import Term
 from lightning_jd.errors import ArgumentError, NonFiniteError
 
-STATEFUL = {
-    name: cls for name, cls in (available() | balancers()).items() if issubclass(cls, Stateful)
-}
+STATEFUL = {name: cls for name, cls in available().items() if issubclass(cls, Stateful)}
 
 
 def network() -> nn.Sequential:
@@ -97,7 +94,7 @@ def test_a_method_that_needs_rows_is_told_the_same() -> None:
     assert told[0].names == ("a", "b", "c")
 
 
-@pytest.mark.parametrize("name", balancers())
+@pytest.mark.parametrize("name", available("balancers"))
 def test_a_balancer_gives_the_gradient_of_the_weighted_losses(name: str) -> None:
     model, expected = network(), network()
     report = lightning_jd.backward(losses(model), model, resolve(name))
@@ -108,7 +105,7 @@ def test_a_balancer_gives_the_gradient_of_the_weighted_losses(name: str) -> None
     assert_close(gradient(model), gradient(expected), rtol=1e-12, atol=1e-14)
     assert report.weights is not None
     assert_close(report.weights, weights, rtol=1e-12, atol=0)
-    assert report.gramian is None
+    assert report.known_gramian is None
     assert set(report.paths.values()) == {"balanced"}
     assert "weight" in str(report)
 
@@ -249,7 +246,7 @@ def test_one_sample_is_refused() -> None:
             lightning_jd.backward(given, model, MoDo())
 
 
-@pytest.mark.parametrize("cls", balancers().values(), ids=balancers())
+@pytest.mark.parametrize("cls", available("balancers").values(), ids=available("balancers"))
 def test_a_balancer_is_no_aggregator(cls: type[Balancer]) -> None:
     assert not issubclass(cls, Aggregator)
 

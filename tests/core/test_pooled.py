@@ -649,7 +649,7 @@ def test_one_process_is_a_pool_of_one(name: str, make: type[Rows]) -> None:
     for gradient, g in zip(update.gradients, expected.gradients.values(), strict=True):
         assert_close(gradient, g, rtol=1e-10, atol=1e-12)
     assert isinstance(resolve(case.aggregator), GramianAggregator) == (
-        update.report.weights is not None
+        update.report.known_weights is not None
     )
 
 

@@ -46,7 +46,7 @@ def test_the_readme_counts_the_methods() -> None:
     assert counted is not None
     every = [
         sum(cls.__name__ in aggregators.__all__ for cls in methods.values())
-        for methods in (aggregators.available(), aggregators.balancers())
+        for methods in (aggregators.available("aggregators"), aggregators.available("balancers"))
     ]
     assert (int(counted[1]), counted[2]) == (every[0], "nine")
     assert every[1] == 9

@@ -12,7 +12,7 @@ import lightning.pytorch as L
 import pytest
 import torch
 
-from lightning_jd.aggregators import Method, available, balancers, resolve
+from lightning_jd.aggregators import Method, available, resolve
 from lightning_jd.aggregators._memory import Stateful
 from lightning_jd.errors import ArgumentError
 from lightning_jd.surfaces import JacobianDescent, JDReport
@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:You are solving a parameterized problem"),
 ]
 
-METHODS: dict[str, type[Method]] = available() | balancers()
+METHODS: dict[str, type[Method]] = available()
 STATEFUL = sorted(name for name, cls in METHODS.items() if issubclass(cls, Stateful))
 RANDOM = ["graddrop", "pcgrad", "rgw", "rlw"]
 

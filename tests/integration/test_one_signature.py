@@ -59,6 +59,8 @@ def test_every_argument_is_documented_for_help_and_in_the_quickstart() -> None:
 def test_an_unknown_argument_is_an_error_that_names_the_class() -> None:
     with pytest.raises(TypeError, match=r"JacobianDescent.__init__\(\) got .* 'agregator'"):
         lightning_jd.JacobianDescent(agregator="mean")
+    with pytest.raises(TypeError, match=r"'reg'.*\{'name': 'upgrad', 'reg': 0\.001\}"):
+        lightning_jd.JacobianDescent("upgrad", reg=1e-3)
 
 
 class JDCounting(AddsCallback, OnOneDevice):

@@ -64,3 +64,12 @@ def test_what_is_installed_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "lightning.pytorch")
     monkeypatch.setattr(_namespace, "find_spec", only_one)
     assert _namespace.surfaces_in_use().__name__ == "lightning_jd.surfaces.lightning_pytorch"
+
+
+def test_a_backward_of_ones_own_in_manual_optimization_is_explained() -> None:
+    from lightning_jd.surfaces._batches import Batches
+
+    batches = Batches()
+    batches.add(is_skipped=False)
+    with pytest.raises(SetupError, match=r"manual_backward\(losses\)` in place of `loss\.backward"):
+        batches.check_first(steps=0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_jd._folders import writable_folder
-from lightning_jd.aggregators import Method, available, balancers, resolve
+from lightning_jd.aggregators import Method, available, resolve
 from lightning_jd.core import backward
 from lightning_jd.lab.clock import Clock, interleaved, ratio
 from lightning_jd.lab.console import progress_bar
@@ -94,7 +94,7 @@ def measure(
         optimizer.step()
 
     candidates: dict[str, Callable[[], object]] = {"plain": plain}
-    for name in names or (*available(), *balancers()):
+    for name in names or available():
         arguments = _ARGUMENTS[name](tasks) if name in _ARGUMENTS else {}
         method = resolve({"name": name, **arguments})
         candidates[name] = partial(with_method, method)

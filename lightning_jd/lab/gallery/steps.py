@@ -45,8 +45,6 @@ def error_of(specimen: Specimen, kind: Kind) -> float:
     trained = [p for p in specimen.model.parameters() if p.requires_grad]
     J = row_by_row(losses.values() if isinstance(losses, dict) else losses, trained)
     report = backward(losses, specimen.model, "upgrad")
-    assert report.gramian is not None
-    assert report.weights is not None
     G, w, lengths = report.gramian.double(), report.weights.double(), J.norm(dim=1)
     found = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
     update = torch.cat([_flat(g) for g in found])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
-from lightning_jd.aggregators import Aggregator, Method, available, balancers, resolve
+from lightning_jd.aggregators import Aggregator, Method, available, resolve
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.lab.statistics import power_of_ten
 
@@ -45,7 +45,7 @@ class Setting:
             >>> Setting("mean").label, Setting("upgrad", 1e-4).label, Setting("imtlg").label
             ('Mean (SGD)', 'UPGrad, reg 1e-4', 'IMTLG')
         """
-        name = available()[self.aggregator].__name__
+        name = available("aggregators")[self.aggregator].__name__
         if self.aggregator == "mean":
             return f"{name} (SGD)"
         return name if self.reg is None else f"{name}, reg {power_of_ten(self.reg)}"
@@ -70,7 +70,7 @@ def seeded(name: str, seed: int, **options: Any) -> Method:
         >>> seeded("rlw", seed=3).seed
         3
     """
-    known = {**available(), **balancers()}
+    known = available()
     if "seed" in signature(known[name]).parameters:
         options["seed"] = seed
     return resolve({"name": name} | options)
@@ -100,8 +100,8 @@ def settings_of(aggregators: Sequence[str], regs: Sequence[float]) -> list[Setti
     """
     found: list[Setting] = []
     for name in aggregators:
-        if name not in available():
-            raise UnknownNameError.of("aggregators", name, available())
+        if name not in available("aggregators"):
+            raise UnknownNameError.of("aggregators", name, available("aggregators"))
         if name == "upgrad":
             found += [Setting(name, reg) for reg in regs]
         else:

@@ -141,9 +141,8 @@ class _InstanceWise(LightningModule):
     def on_train_batch_end(self, *_: Any) -> None:
         report = self._descent.report
         assert report is not None
-        assert report.gramian is not None
         update = direction_of(report)
-        found = conflict_summary(report.gramian, report.weights, update=update).to_dict()
+        found = conflict_summary(report.gramian, report.known_weights, update=update).to_dict()
         self.steps.append(
             (
                 self._loss,

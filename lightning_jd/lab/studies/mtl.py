@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from lightning_jd._folders import writable_folder
-from lightning_jd.aggregators import available, balancers, resolve
+from lightning_jd.aggregators import available, resolve
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.lab.clock import best_clock
 from lightning_jd.lab.console import progress_bar
@@ -160,7 +160,7 @@ def _checked(
             "`seeds`, `batch_size` and `methods` must not be zero or empty, got "
             f"{seeds}, {batch_size} and {list(names)}."
         )
-    known = {**available(), **balancers()}
+    known = available()
     for name in names:
         if name not in known:
             raise UnknownNameError.of("methods", name, known)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import lightning_jd
 from lightning_jd import optim
-from lightning_jd.aggregators import Balancer, GramianAggregator, available, balancers, resolve
+from lightning_jd.aggregators import Balancer, GramianAggregator, available, resolve
 from tests.pretended import DEVICE, host, synchronisations
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -18,7 +18,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 WEIGHTED = [name for name, cls in available().items() if issubclass(cls, GramianAggregator)]
 
 
-@pytest.mark.parametrize("name", [*WEIGHTED, *balancers()])
+@pytest.mark.parametrize("name", [*WEIGHTED, *available("balancers")])
 def test_a_step_waits_at_most_once(name: str) -> None:
     method = resolve({"name": name, **ARGUMENTS.get(name, {})})
     assert isinstance(method, GramianAggregator | Balancer)

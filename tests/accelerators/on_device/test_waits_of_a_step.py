@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import lightning_jd
-from lightning_jd.aggregators import GramianAggregator, available, balancers, resolve
+from lightning_jd.aggregators import GramianAggregator, available, resolve
 from tests.pretended import DEVICE, synchronisations
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -16,8 +16,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 METHODS = [
     name
-    for name, cls in {**available(), **balancers()}.items()
-    if (issubclass(cls, GramianAggregator) or name in balancers())
+    for name, cls in available().items()
+    if (issubclass(cls, GramianAggregator) or name in available("balancers"))
     and not cls.halves
     and name not in ("fromfeatures", "weightsevery")  # which run passes of their own
 ]

@@ -94,7 +94,7 @@ def test_an_option_gives_the_steps_of_the_cpu(form: str, groups: str | None) -> 
         assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", available("aggregators"))
 def test_an_aggregator_of_gradients_alone(name: str) -> None:
     for m in (3, 80):
         torch.manual_seed(0)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_jd.aggregators import available, balancers
+from lightning_jd.aggregators import available
 from lightning_jd.errors import ArgumentError
 from lightning_jd.lab.bench.methods import measure, methods
 from lightning_jd.lab.report import Report
@@ -13,7 +13,7 @@ from lightning_jd.lab.report import Report
 @pytest.mark.slow
 def test_every_method_has_a_cost() -> None:
     found = measure(tasks=3, repeats=3, clock="cpu")
-    assert set(found) >= {*available(), *balancers()}
+    assert set(found) >= set(available())
     assert all(cost > 0 for cost in found.values())
     assert found["equal"] < found["mgda"]  # no Jacobian
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_jd.aggregators import available, balancers
+from lightning_jd.aggregators import available
 from lightning_jd.lab.data.multitask import Task
 from lightning_jd.lab.report import Value
 from lightning_jd.lab.statistics import standard_error
@@ -82,7 +82,7 @@ def label_of(method: str) -> str:
     """
     if method == SINGLE:
         return _SINGLE_LABEL
-    name = {**available(), **balancers()}[method].__name__
+    name = available()[method].__name__
     return f"{name} (plain)" if method == PLAIN else name
 
 

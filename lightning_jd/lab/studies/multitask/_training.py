@@ -173,9 +173,9 @@ class _Module(LightningModule):
         wait_for_device()
         self.seconds.append(self._now() - self._begin)
         report = None if self._descent is None else self._descent.report
-        if report is None or report.gramian is None or batch_idx % _LOOKED_AT:
+        if report is None or report.known_gramian is None or batch_idx % _LOOKED_AT:
             return
-        if report.weights is None:  # a method without weights
+        if report.known_weights is None:  # a method without weights
             return
         found = conflict_summary(report.gramian, report.weights).to_dict()
         self.conflicts.append(found["conflict_rate"])
