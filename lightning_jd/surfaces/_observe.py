@@ -109,8 +109,8 @@ def values_of(
 def _worse(gramian: Tensor, report: Report) -> Tensor | None:
     """1 for each objective that the update makes worse to first order, else 0."""
     C, norms = unit_gramian(gramian)
-    if report.weights is not None:
-        angles = of_unit(C, norms, report.weights, eps=torch.finfo(gramian.dtype).eps)
+    if report.known_weights is not None:
+        angles = of_unit(C, norms, report.known_weights, eps=torch.finfo(gramian.dtype).eps)
     elif (direction := direction_of(report)) is not None:
         angles = of_direction(C, norms, direction)
     else:

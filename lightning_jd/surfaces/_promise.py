@@ -38,7 +38,7 @@ class Watch:
         if self._left == 0 or not updates:
             return
         for update in updates:
-            if update.report.names and update.report.gramian is not None:
+            if update.report.names and update.report.known_gramian is not None:
                 self._run.method = facts_of(self._method, update.seen.kind)
                 self._run.add(STEPS - self._left, values_of(update))
         self._left -= 1

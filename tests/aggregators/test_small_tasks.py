@@ -21,14 +21,13 @@ from lightning_jd.aggregators import (
     UPGrad,
     WeightsEvery,
     available,
-    balancers,
     resolve,
 )
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from tests.helpers.imbalance import conflicting, keeps_small_tasks, worst_cosine
 from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians
 
-METHODS = available() | balancers()
+METHODS = available()
 WRAPPERS = [CRMOGM, FromFeatures, WeightsEvery]
 #: Where the constructor has no default: no weight is negative, no row is trimmed.
 MADE: dict[type, Callable[[int], Method]] = {

@@ -61,7 +61,7 @@ def test_the_update(
     model: TwoHeads, places: str, aggregator: str, select: str, memory: str
 ) -> None:
     split, losses = both(model, places)
-    settings = {"select": select, "memory": memory, "retain_graph": True}
+    settings = {"params": select, "memory": memory, "retain_graph": True}
     backward(dict(zip("abc", losses, strict=True)), model, aggregator, **settings)
     expected = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()

@@ -299,9 +299,9 @@ def test_backward(aggregator: str, select: str) -> None:
     ours = Parts().double()
     theirs = deepcopy(ours)
     a, b, _, d, *_ = ours().values()
-    report = backward(a + 0.1 * b - d, ours, aggregator, split="terms", select=select)
+    report = backward(a + 0.1 * b - d, ours, aggregator, split="terms", params=select)
     a, b, _, d, *_ = theirs().values()
-    backward([a, 0.1 * b, -d], theirs, aggregator, select=select)
+    backward([a, 0.1 * b, -d], theirs, aggregator, params=select)
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         if name != "scale":
             assert_close(mine.grad, other.grad, rtol=1e-9, atol=1e-12)
