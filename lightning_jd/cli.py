@@ -28,6 +28,7 @@ COMMANDS: Commands = {
     "speed": "lightning_jd.lab.studies.speed:speed",
     "trajectories": "lightning_jd.lab.studies.trajectories:trajectories",
     "regularisation": "lightning_jd.lab.studies.regularisation:regularisation",
+    "imbalance": "lightning_jd.lab.studies.imbalance:imbalance",
     "momentum": "lightning_jd.lab.studies.momentum:momentum",
     "bench": (
         "Measure the package on this machine.",

@@ -37,6 +37,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "metrics"], "metrics of one step"),
         (["report"], "HTML"),
         (["regularisation"], "runs.jsonl"),
+        (["imbalance"], "upgrad:trace"),
         (["iwrm"], "kuzushiji-mnist"),
         (["iwrm"], "start again at will"),
         (["speed"], "ratio to the SGD of the same"),
@@ -88,6 +89,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 FOLDERS = [
+    ["imbalance"],
     ["iwrm"],
     ["mtl"],
     ["trajectories"],

@@ -41,6 +41,9 @@ def square(n: int) -> Tensor:
 class Burgers:
     """u_t + u u_x = ν u_xx for x in (-1, 1), t in (0, 1); u = 0 at the ends, -sin(πx) at t = 0."""
 
+    def __init__(self, viscosity: float = VISCOSITY) -> None:
+        self.viscosity = viscosity
+
     def losses(self, network: nn.Module) -> dict[str, Tensor]:
         inside, boundary, start = (square(n) for n in (256, 64, 64))
         for points in (inside, boundary, start):
@@ -50,7 +53,7 @@ class Burgers:
         u_x, u_t = derivatives(u, inside)
         u_xx = derivatives(u_x, inside)[0]
         return {
-            "equation": (u_t + u * u_x - VISCOSITY * u_xx).square().mean(),
+            "equation": (u_t + u * u_x - self.viscosity * u_xx).square().mean(),
             "boundary": network(boundary).square().mean(),
             "start": (network(start) + torch.sin(math.pi * start[:, :1])).square().mean(),
         }
@@ -58,8 +61,8 @@ class Burgers:
     def solution(self, points: Tensor) -> Tensor:
         """The Cole-Hopf transformation, its integrals by Gauss-Hermite quadrature in float64."""
         nodes, weights = (torch.from_numpy(a) for a in np.polynomial.hermite.hermgauss(100))
-        y = points[:, :1] - 2 * (VISCOSITY * points[:, 1:]).sqrt() * nodes
-        density = weights * torch.exp(-torch.cos(math.pi * y) / (2 * math.pi * VISCOSITY))
+        y = points[:, :1] - 2 * (self.viscosity * points[:, 1:]).sqrt() * nodes
+        density = weights * torch.exp(-torch.cos(math.pi * y) / (2 * math.pi * self.viscosity))
         numerator = (density * torch.sin(math.pi * y)).sum(dim=1, keepdim=True)
         return -numerator / density.sum(dim=1, keepdim=True)
 

@@ -99,8 +99,9 @@ class _Comparison:
         if not self.off <= slack:
             return Mismatch(self.parameters, "gradient", self._relative(self.off))
         squared = max(0.0, float(v @ share @ v))
-        number = torch.finfo(self.share.dtype)  # what is below the smallest one vanishes
-        rounding = _OF_PRODUCTS * number.eps * length**2 + number.tiny * float(v.abs().sum()) ** 2
+        number = torch.finfo(self.share.dtype)
+        vanishing = number.tiny * number.eps * float(v.abs().sum()) ** 2  # below the subnormals
+        rounding = _OF_PRODUCTS * (number.eps * length**2 + vanishing)
         between = (squared**0.5 + self.ordinary) * slack
         difference = abs(squared - self.ordinary**2)
         if not difference <= between + rounding:
