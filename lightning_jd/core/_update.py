@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdRef
 
 from lightning_jd.core._report import Report
 from lightning_jd.core._surrogate import Part, surrogate, surrogate_in_parts
-from lightning_jd.engines import hook_history, listens
+from lightning_jd.engines import hooks_registered, listens
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _have_hooks(params: Sequence[Tensor]) -> bool:
     """Whether a hook waits for a gradient; nodes are searched only if there are new hooks."""
     if any(tensor._backward_hooks or tensor._post_accumulate_grad_hooks for tensor in params):
         return True
-    model = WeakIdRef(params[0]), len(params), hook_history.registered
+    model = WeakIdRef(params[0]), len(params), hooks_registered()
     if model in _without_hooks:
         return False
     if any(listens(tensor) for tensor in params):

@@ -103,6 +103,11 @@ class _Moment(NamedTuple):
 hook_history = HookHistory()
 
 
+def hooks_registered() -> int:
+    """How many hooks others have registered so far."""
+    return hook_history.registered
+
+
 def listens(leaf: Tensor) -> bool:
     """Whether a hook, of a leaf or of its node, receives the gradient of the leaf.
 

@@ -43,7 +43,7 @@ class Flagged(JDModuleMixin, L.LightningModule):
 
 
 @register
-class Largest(GramianAggregator):
+class Longest(GramianAggregator):
     def weights(self, gramian: Tensor) -> Tensor:
         squares = gramian.diagonal()
         return (squares == squares.max()).to(gramian)
@@ -75,7 +75,7 @@ def in_torch() -> None:
     scaler = torch.amp.GradScaler("cpu")
     backward(named, model, by_length, params="shared", rows="tasks", scaler=scaler)
     backward([losses[0], losses[1]], model.parameters())
-    step = Accumulator(model, Largest())
+    step = Accumulator(model, Longest())
     step.add(losses)
     print(step.backward().gramian)
     jd.backward(Fabric(), {"a": losses[0]}, model, "upgrad", params="shared")
