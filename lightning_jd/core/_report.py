@@ -83,7 +83,7 @@ class Report:
 
     @property
     def weights(self) -> Tensor:
-        """w, shape (m,): the update direction is Jᵀw.
+        """The weights of the rows, one per objective: the update direction is Jᵀw.
 
         Raises:
             NotComputedError: If the aggregator is not a weighting of the rows, or with several

@@ -105,8 +105,8 @@ class Trainer:
             losses[run.task].backward()
             return
         losses["sum"] = run.factor * losses["sum"]
-        report = backward(losses, network, method, select="shared")
-        if report.gramian is not None and report.weights is not None:
+        report = backward(losses, network, method, params="shared")
+        if report.known_gramian is not None and report.known_weights is not None:
             change = report.gramian @ report.weights.to(report.gramian)
             lost = change < -1e-6 * report.gramian.diagonal()
             harmed.append(float(lost.float().mean()))
