@@ -160,9 +160,9 @@ class Wrong(nn.Module):
     [
         *[(dtype, 0.0) for dtype in (torch.float64, torch.float32, torch.bfloat16)],
         # With memory="low" lengths are compared, not gradients: where v makes rows cancel, an error
-        # must be larger to be seen. In bfloat16, six numbers are mostly noise.
-        (torch.float64, 1 + 1e-11),
-        (torch.float32, 1 + 2e-4),
+        # must be larger to be seen.
+        (torch.float64, 1 + 1e-6),
+        (torch.float32, 1.01),
         (torch.bfloat16, 2.0),
     ],
     ids=str,
@@ -193,7 +193,7 @@ def test_rounding_is_no_mismatch_at_any_scale(dtype: torch.dtype, scale: float) 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "factor"), [(torch.float32, 1 + 2e-5), (torch.bfloat16, 1.3)], ids=str
+    ("dtype", "factor"), [(torch.float32, 1.003), (torch.bfloat16, 1.3)], ids=str
 )
 def test_replayed_gradients_show_smaller_errors(dtype: torch.dtype, factor: float) -> None:
     register_rule(NAME, 1)(lambda site: derivative(site, factor))

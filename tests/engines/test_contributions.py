@@ -17,7 +17,7 @@ from lightning_jd.engines.tape.contributions.convolution import (
     _contribution,
     _pixel_kernel,
 )
-from lightning_jd.engines.tape.contributions.convolution._variants import one_by_one
+from lightning_jd.engines.tape.contributions.convolution._geometry import weight_gradient
 from lightning_jd.engines.tape.graph import Placement
 
 #: Objectives, positions, inputs, outputs: by kernels in one block and in many, by rows that are
@@ -134,9 +134,10 @@ def test_patches_that_are_large_for_one_objective_are_not_even_tried(
     x, D = torch.randn(2, 5, 3, 4, 4), torch.randn(2, 5, 2, 4, 4)
     part = ConvolutionWeight(x, D, geometry, Placement(0, 54, geometry.kernel))
     patches = 4 * 5 * 16 * 27  # bytes
-    assert "patches by pixel" in part._row_variants()
+    assert part._row_variant == "patches by pixel"
     monkeypatch.setattr(_contribution, "pieces", lambda _: SMALLEST._replace(temporary=patches - 1))
-    assert "patches by pixel" not in part._row_variants()
+    part = ConvolutionWeight(x, D, geometry, Placement(0, 54, geometry.kernel))
+    assert part._row_variant == "as groups"
 
 
 CONVOLUTIONS = [
@@ -166,26 +167,17 @@ def test_every_way_to_the_rows_of_a_convolution_is_exact(geometry: Geometry) -> 
     J = torch.stack([torch.autograd.grad(loss, weight, retain_graph=True)[0] for loss in losses])
     J = J.flatten(1)
     part = ConvolutionWeight(x, D, geometry, Placement(0, size, geometry.kernel))
-    names = part._row_variants()
-    assert len(names) > 1
-    for name in names:
+    is_plain = not geometry.transposed
+    applicable = {
+        "as groups": True,
+        "depthwise": is_plain and geometry.kernel[1] == 1,
+        "patches by pixel": is_plain and geometry.groups == 1,
+    }
+    for name in [name for name, applies in applicable.items() if applies]:
         assert_close(part._gramian_by(name), J @ J.T)
         assert_close(part._as_rows(name).rows(), J)
 
 
-def test_a_cpu_does_not_measure_which_way_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is resumed must round as one that was not interrupted."""
-    monkeypatch.setattr(_contribution, "fastest", None)
-    for geometry in CONVOLUTIONS[:4]:
-        x = torch.randn(2, 1, geometry.kernel[1] * geometry.groups, 9, 8)
-        D = torch.randn(2, 1, geometry.kernel[0], 4, 4)
-        part = ConvolutionWeight(
-            x, D, geometry, Placement(0, prod(geometry.kernel), geometry.kernel)
-        )
-        assert part._variant == part._row_variants()[0]
-
-
-@pytest.mark.parametrize("sums", ["_Phases", "_Windows"])
 @pytest.mark.parametrize("chunk", [1, 1 << 20])
 @pytest.mark.parametrize(
     ("size", "kernel", "stride", "padding", "dilation"),
@@ -198,21 +190,19 @@ def test_a_cpu_does_not_measure_which_way_is_fastest(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_products_of_pixels(
-    sums: str,
     chunk: int,
     size: tuple[int, int],
     kernel: tuple[int, int],
     stride: tuple[int, int],
     padding: tuple[int, int],
     dilation: tuple[int, int],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The sums for a CPU and for an accelerator, all objectives at once and one by one."""
+    """All objectives at once, and one by one."""
     torch.manual_seed(0)
     geometry = Geometry((4, 3, *kernel), stride, padding, dilation, False, (0, 0), 1)
     x, weight = torch.randn(5, 3, *size).double(), torch.randn(4, 3, *kernel).double()
     D = torch.randn_like(F.conv2d(x, weight, None, stride, padding, dilation))
-    rows = one_by_one(x.unsqueeze(1), D.unsqueeze(1), geometry).flatten(1)
-    chosen = getattr(_pixel_kernel, sums)
-    monkeypatch.setattr(_pixel_kernel, "_Phases", chosen)
+    rows = torch.stack(
+        [weight_gradient(x[k : k + 1], D[k : k + 1], geometry).flatten() for k in range(5)]
+    )
     assert_close(_pixel_kernel.pixel_kernel_gramian(x, D, geometry, chunk), rows @ rows.T)

@@ -6,15 +6,13 @@ from autograd on the parameters themselves, never from the tape; the gradients t
 for the weights v are compared with it as well.
 
 The entries of v are powers of two, which commute with rounding: where instances do not mix, both
-sides meet the same cotangents, bit for bit, and only the last sums round differently. How much that
-is is measured, parameter by parameter, where it is not obvious: the passes of two parts of v add up
-to that of v in exact arithmetic. So there is no tolerance that depends on the scale of the losses,
-and noise further up in a pass of half precision hides nothing.
+sides meet the same cotangents, bit for bit, and only the last sums round differently. The tolerance
+is relative to the lengths of gradients, so that it does not depend on the scale of the losses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 
@@ -30,17 +28,18 @@ Ordinary = Callable[[Tensor, Sequence[int]], dict[int, Tensor]]
 #: Parameters that are only known together, and their share of the Gramian.
 Component = tuple[tuple[int, ...], Tensor]
 
-#: How many times the noise of ordinary passes is still noise.
-_FEW = 6.0
-#: Samples of the noise, at most: two sums of a short parameter may agree by chance.
-_SAMPLES = 5
-#: Rounding errors, in units of the machine precision, that are not looked into.
-_FLOOR = 4.0
+#: Rounding errors of ordinary passes and of the tape, relative to the length of a gradient: about
+#: the square root of the machine precision, below the errors of a wrong rule.
+_TOLERANCE = {torch.float64: 2e-8, torch.float32: 5e-4, torch.float16: 0.02, torch.bfloat16: 0.05}
+#: Rounding errors in units of the machine precision, relative to all gradients together: where
+#: terms cancel, as above a normalisation, the sum is as far from zero as this.
+_CANCELLED = {torch.float64: 64.0, torch.float32: 64.0, torch.float16: 1.0, torch.bfloat16: 0.5}
 #: Rounding errors of a product of rows, in units of the machine precision.
 _OF_PRODUCTS = 30.0
-#: The same, where the machine precision is at most the second number.
-_QUICK = 64.0
-_PRECISE = 1e-6
+#: Numbers below the smallest that count, in units of that.
+_VANISHED = 16.0
+#: Deviations from linearity that are rounding, in units of the machine precision.
+_LINEAR = 8.0
 #: Numbers whose length a CPU measures at a time.
 _PIECE = 1 << 15
 
@@ -64,52 +63,30 @@ class Mismatch:
     error: float
 
 
-@dataclass
-class _Comparison:
-    """Norms over some parameters that are only known together.
+class Rounding:
+    """How far results may be from exact ones.
 
-    Attributes:
-        parameters: Their positions.
-        share: Their share of the Gramian.
-        ordinary: The ordinary gradient.
-        off: The distance of the gradient of the tape from it, where the tape has it.
-        noise: The distance between an ordinary gradient and the sum of those of two parts; the
-            largest that was seen.
+    Args:
+        dtype: The least precise type that takes part.
+        v: The vector.
+        total: The length of the gradients of all parameters, see :func:`length_of`.
     """
 
-    parameters: tuple[int, ...]
-    share: Tensor
-    ordinary: float
-    off: float
-    noise: float = 0.0
+    def __init__(self, dtype: torch.dtype, v: Tensor, total: float) -> None:
+        number = torch.finfo(dtype)
+        self.dtype, self.eps, self.weight = dtype, number.eps, float(v.abs().sum())
+        self.vanished = _VANISHED * number.tiny * number.eps * self.weight
+        self._cancelled = _CANCELLED[dtype] * number.eps * total
 
-    def mismatch(self, v: Tensor, eps: float, total: float) -> Mismatch | None:
-        """What is wrong beyond the noise.
+    def of_gradient(self, length: float) -> float:
+        """The largest distance of two gradients of one length that are equal in theory."""
+        return _TOLERANCE[self.dtype] * length + self._cancelled + self.vanished
 
-        Args:
-            v: The vector.
-            eps: The machine precision of the least precise type that takes part.
-            total: The length of the gradients of all parameters, see :func:`_length`.
-        """
-        length = length_of(self.share, v)
-        slack = _FEW * self.noise + (_QUICK if eps <= _PRECISE else _FLOOR) * eps * length
-        if self.ordinary == 0:  # what is zero in theory is so by luck, and has no noise of its own
-            slack += _FLOOR * eps * total
-        share, v = in_float64(self.share), in_float64(v)
-        if not self.off <= slack:
-            return Mismatch(self.parameters, "gradient", self._relative(self.off))
-        squared = max(0.0, float(v @ share @ v))
-        number = torch.finfo(self.share.dtype)
-        vanishing = number.tiny * number.eps * float(v.abs().sum()) ** 2  # below the subnormals
-        rounding = _OF_PRODUCTS * (number.eps * length**2 + vanishing)
-        between = (squared**0.5 + self.ordinary) * slack
-        difference = abs(squared - self.ordinary**2)
-        if not difference <= between + rounding:
-            return Mismatch(self.parameters, "Gramian", self._relative(difference**0.5))
-        return None
-
-    def _relative(self, distance: float) -> float:
-        return distance / self.ordinary if self.ordinary else inf
+    def of_product(self, length: float, dtype: torch.dtype) -> float:
+        """The largest error of a squared length, computed from a Gramian."""
+        number = torch.finfo(dtype)
+        vanished = number.tiny * number.eps * self.weight**2
+        return _OF_PRODUCTS * (number.eps * length**2 + vanished)
 
 
 def length_of(gramian: Tensor, v: Tensor) -> float:
@@ -137,20 +114,18 @@ def mismatches(
     ledger: Ledger,
     v: Tensor,
     ordinary: Ordinary,
-    sizes: Mapping[int, int],
-    eps: float,
+    dtype: torch.dtype,
     plain: Collection[int] = (),
     *,
     is_linear: bool = True,
 ) -> list[Mismatch] | None:
-    """Compare shares and gradients, a part of the parameters at a time to save memory.
+    """Compare shares and gradients with those of an ordinary backward pass.
 
     Args:
         ledger: A ledger that noted the share of each contribution.
         v: The vector.
         ordinary: Ordinary backward passes.
-        sizes: The number of columns of each parameter.
-        eps: The machine precision of the least precise type that takes part.
+        dtype: The least precise type that takes part.
         plain: Parameters whose rows come from autograd itself, so that there is nothing to compare.
         is_linear: Whether gradients are known to be linear in the losses: there is no hook, and no
             function of the user, on the way.
@@ -161,66 +136,68 @@ def mismatches(
     """
     components = [c for c in _by_component(ledger.shares) if not set(c[0]) <= set(plain)]
     chosen = [p for parameters, _ in components for p in parameters]
-    once = ordinary(v, chosen)
-    if not is_linear:
-        found = _not_linear(once, ordinary(v / 2, chosen), eps)
-        if found is None or found:
-            return found
-    suspects = _suspects(components, ledger, v, _apart(once), eps)
-    del once
-    if suspects is None:
-        return None
-    found = []
-    for batch in _batches(suspects, sizes):
-        wrong = _in_batch(batch, ledger, v, ordinary, eps)
-        if wrong is None:
-            return None
-        found += wrong
-    return found
-
-
-def _not_linear(
-    once: Mapping[int, Tensor], half: Mapping[int, Tensor], eps: float
-) -> list[Mismatch] | None:
-    """Parameters whose gradient is not halved with the losses, as where something clips it.
-
-    To halve is exact in every type, so that there is next to no rounding. Without this, what
-    depends on the size of the losses would pass for noise.
-    """
-    found = []
-    for p in once:
-        length, off = norm_of(once, [p]), _length(2 * half[p] - once[p])
-        if not isfinite(length + off):
-            return None
-        if off > 2 * _FLOOR * eps * length:
-            found.append(Mismatch((p,), "linearity", off / length if length else inf))
-    return found
-
-
-def _suspects(
-    components: Sequence[Component],
-    ledger: Ledger,
-    v: Tensor,
-    found: dict[int, Tensor],
-    eps: float,
-) -> list[Component] | None:
-    """What differs from the ordinary gradients by more than some rounding errors.
-
-    Nearly nothing does, so that the noise of most parameters need not be measured. Gradients are
-    compared in place: at a time, there is one of each parameter.
-    """
+    rounding = Rounding(dtype, v, length_of(ledger.G, v))
+    found = _apart(ordinary(v, chosen))
     lengths = {p: norm_of(found, [p]) for p in found}
     if not all(map(isfinite, lengths.values())):
         return None
+    if not is_linear and (wrong := _not_linear(found, lengths, v, ordinary, rounding)):
+        return wrong
     off = _off({p: found[p] for p in found.keys() - ledger.unkept}, ledger, v)
-    total = length_of(ledger.G, v)
-    suspects = []
+    wrong = []
     for parameters, share in components:
         length = sum(lengths.get(p, 0.0) ** 2 for p in parameters) ** 0.5
-        look = _Comparison(parameters, share, length, norm_of(off, parameters))
-        if look.mismatch(v, eps, total) is not None:
-            suspects.append((parameters, share))
-    return suspects
+        what = _wrong(share, v, length, norm_of(off, parameters), rounding)
+        if what is not None:
+            relative = what[1] / length if length else inf
+            wrong.append(Mismatch(parameters, what[0], relative))
+    return wrong
+
+
+def _wrong(
+    share: Tensor, v: Tensor, ordinary: float, off: float, rounding: Rounding
+) -> tuple[str, float] | None:
+    """What is wrong about some parameters, and by how much.
+
+    Args:
+        share: Their share of the Gramian.
+        v: The vector.
+        ordinary: The length of the ordinary gradient.
+        off: The distance of the gradient of the tape from it, where the tape has it.
+        rounding: What is rounding.
+    """
+    length = length_of(share, v)
+    slack = rounding.of_gradient(length)
+    if not off <= slack:
+        return "gradient", off
+    squared = max(0.0, float(in_float64(v) @ in_float64(share) @ in_float64(v)))
+    difference = abs(squared - ordinary**2)
+    between = (squared**0.5 + ordinary) * slack + rounding.of_product(length, share.dtype)
+    return None if difference <= between else ("Gramian", difference**0.5)
+
+
+def _not_linear(
+    once: Mapping[int, Tensor],
+    lengths: Mapping[int, float],
+    v: Tensor,
+    ordinary: Ordinary,
+    rounding: Rounding,
+) -> list[Mismatch]:
+    """Parameters whose gradient is not scaled with the losses, as where something clips it.
+
+    To multiply by a power of two is exact in every type, so that there is next to no rounding.
+    Small weights show what is added to gradients; float16 has no room for them.
+    """
+    factor = 2.0 if rounding.dtype == torch.float16 else 1 / 64
+    scaled = ordinary(v * factor, list(once))
+    found = []
+    for p, length in lengths.items():
+        off = _length(scaled[p] / factor - once[p])
+        if not isfinite(off):  # beyond the largest number of half precision
+            return []
+        if off > _LINEAR * rounding.eps * length + rounding.vanished:
+            found.append(Mismatch((p,), "linearity", off / length if length else inf))
+    return found
 
 
 def _off(ordinary: dict[int, Tensor], ledger: Ledger, v: Tensor) -> dict[int, Tensor]:
@@ -242,40 +219,6 @@ def _apart(gradients: dict[int, Tensor]) -> dict[int, Tensor]:
     return gradients
 
 
-def _in_batch(
-    batch: Sequence[Component],
-    ledger: Ledger,
-    v: Tensor,
-    ordinary: Ordinary,
-    eps: float,
-) -> list[Mismatch] | None:
-    together = [p for parameters, _ in batch for p in parameters]
-    once = ordinary(v, together)
-    off = _off({p: g.clone() for p, g in once.items() if p not in ledger.unkept}, ledger, v)
-    looks = [
-        _Comparison(parameters, share, norm_of(once, parameters), norm_of(off, parameters))
-        for parameters, share in batch
-    ]
-    del off
-    if not all(isfinite(look.ordinary) for look in looks):
-        return None
-    suspects, total = looks, length_of(ledger.G, v)
-    found: list[Mismatch] = []
-    for _ in range(_SAMPLES):
-        chosen = [p for look in suspects for p in look.parameters]
-        part = v * (torch.rand(len(v), generator=_RANDOM) < 0.5).to(v)
-        first, second = ordinary(part, chosen), ordinary(v - part, chosen)
-        for look in suspects:
-            apart = {p: first[p] + second[p] - once[p] for p in look.parameters if p in once}
-            look.noise = max(look.noise, norm_of(apart, look.parameters))
-        judged = [(look, look.mismatch(v, eps, total)) for look in suspects]
-        suspects = [look for look, wrong in judged if wrong is not None]
-        found = [wrong for _, wrong in judged if wrong is not None]
-        if not suspects:
-            break
-    return found
-
-
 def norm_of(gradients: Mapping[int, Tensor], parameters: Sequence[int]) -> float:
     """The length of some gradients together; in single precision, small squares would vanish."""
     squares = [_length(gradients[p]) ** 2 for p in parameters if p in gradients]
@@ -290,23 +233,6 @@ def _length(gradient: Tensor) -> float:
     # a CPU copies all of it to double precision, which may well be the largest tensor of a step
     lengths = [torch.linalg.vector_norm(p, dtype=torch.float64) for p in gradient.split(_PIECE)]
     return float(torch.stack(lengths).norm())
-
-
-def _batches(
-    components: Sequence[Component], sizes: Mapping[int, int]
-) -> Iterator[list[Component]]:
-    """At most five batches, whose parameters are about a quarter of all."""
-    limit = sum(sizes[p] for parameters, _ in components for p in parameters) / 4
-    batch: list[Component] = []
-    size = 0
-    for parameters, share in components:
-        batch.append((parameters, share))
-        size += sum(sizes[p] for p in parameters)
-        if size >= limit:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _by_component(

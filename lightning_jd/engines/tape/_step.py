@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_jd.engines._columns import column_count
 from lightning_jd.engines.tape._agreement import Said, agree, complain_of_program, said_by
 from lightning_jd.engines.tape._certificate import Mismatch, mismatches, random_vector
 from lightning_jd.engines.tape._complaint import complain
@@ -186,12 +185,11 @@ class Step:
         # Under autocast, parameters and losses are precise, but what is between them is not.
         tensors = self.request.tensors
         types = {tensor.dtype.to_real() for tensor in tensors} | types_in(graph)
-        eps = max(torch.finfo(dtype).eps for dtype in types)
-        v = random_vector(ledger.G, spread=1e3 if eps > 1e-5 else 1e6)
-        sizes = {k: column_count(tensor) for k, tensor in enumerate(tensors)}
+        dtype = max(types, key=lambda dtype: torch.finfo(dtype).eps)
+        v = random_vector(ledger.G, spread=1e6 if torch.finfo(dtype).bits > 16 else 1e3)
         is_linear = not (way.key.is_hooked or holds_functions(graph))
         ordinary = self.request.ordinary_gradients
-        return mismatches(ledger, v, ordinary, sizes, eps, way.plain, is_linear=is_linear)
+        return mismatches(ledger, v, ordinary, dtype, way.plain, is_linear=is_linear)
 
     def loop(self) -> Loop:
         """One pass per task, by plain autograd."""

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lightning_jd.engines._hooks import hook_history
-from lightning_jd.engines.tape.contributions import rounded
 from lightning_jd.engines.tape.graph import Graph, holds_functions
 from lightning_jd.engines.tape.plan import Plan, Standing
 from lightning_jd.engines.tape.run import (
@@ -106,7 +105,7 @@ def decide(request: Request, graph: Graph, plan: Plan, standing: Standing, key: 
     plain = by_rows if key.is_hooked else by_rows & standing.demoted
     # What is certified is what runs: that depends on what is kept for the gradients, on the order
     # of the sizes, and on whether there is a program.
-    sizes = rounded([request.objectives.m, plan.activations])
+    sizes = request.objectives.m.bit_length(), plan.activations.bit_length()
     delivery = (request.memory, keeps, sizes, has_program)
     known = plan, experience, standing, standing.demoted
     return Way(key, *known, can_replay, has_program, keeps, frees, plain, delivery)

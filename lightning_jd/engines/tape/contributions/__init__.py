@@ -8,7 +8,6 @@ from lightning_jd.engines.tape.contributions._base import (
     products,
 )
 from lightning_jd.engines.tape.contributions._cross import cross_gramian
-from lightning_jd.engines.tape.contributions._fastest import rounded
 from lightning_jd.engines.tape.contributions._lookup import Lookup
 from lightning_jd.engines.tape.contributions._matrices import Matrices
 from lightning_jd.engines.tape.contributions._one_row import OneRow
@@ -35,5 +34,4 @@ __all__ = [
     "merge",
     "pieces",
     "products",
-    "rounded",
 ]

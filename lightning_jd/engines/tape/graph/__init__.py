@@ -28,7 +28,6 @@ from lightning_jd.engines.tape.graph._records import (
     types_in,
     walk,
 )
-from lightning_jd.engines.tape.graph._trail import Trail
 from lightning_jd.engines.tape.graph._types import Ids, Shape
 
 __all__ = [
@@ -47,7 +46,6 @@ __all__ = [
     "Reader",
     "Record",
     "Shape",
-    "Trail",
     "any_hooked",
     "gradients_of",
     "holds_functions",

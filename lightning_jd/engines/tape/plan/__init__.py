@@ -2,14 +2,12 @@
 
 from lightning_jd.engines.tape.plan._cache import KnownGraph, Standing, known_graph, standing_of
 from lightning_jd.engines.tape.plan._plan import Plan
-from lightning_jd.engines.tape.plan._trunk import Trunk
 from lightning_jd.engines.tape.plan._uses import Unit, Use
 
 __all__ = [
     "KnownGraph",
     "Plan",
     "Standing",
-    "Trunk",
     "Unit",
     "Use",
     "known_graph",

@@ -20,7 +20,6 @@ from lightning_jd.engines.tape.graph import (
     Edge,
     Graph,
     Record,
-    Trail,
     records_of,
     table_version,
     types_in,
@@ -100,7 +99,6 @@ class KnownGraph:
     def __init__(self, graph: Graph) -> None:
         _, self.signature, self.roots = graph
         self.records = records_of(self.signature)
-        self.trail = Trail(graph, self.records)
         #: The same for graphs that differ in sizes only.
         self.kind = _kind(self.records, self.roots)
         #: What the last step with this graph did, see :class:`~lightning_jd.engines.tape._way.Way`.
@@ -146,8 +144,6 @@ class _Key:
 
 
 _known: Recent[KnownGraph] = Recent(64)
-#: The last graph with losses of the same shape: the next one may be the same.
-_latest: Recent[KnownGraph] = Recent(64)
 _standing: Recent[Standing] = Recent(256)
 
 
@@ -159,18 +155,9 @@ def known_graph(
     Raises:
         GraphError: If a part of the model is hidden behind reentrant checkpointing.
     """
-    version, first = table_version(), outputs[0]
-    shape = first.shape if isinstance(first, Tensor) else None
-    latest = version, len(outputs), len(parameters), shape
-    known = _latest.find(latest)
-    nodes = None if known is None else known.trail.follow(outputs, parameters)
-    if known is not None and nodes is not None:
-        return Graph(nodes, known.signature, known.roots), known
     graph = walk(outputs, parameters)
-    key = _Key(graph.signature, graph.roots, version)
-    known = _known.get(key, lambda: KnownGraph(graph))
-    _latest.put(latest, known)
-    return graph, known
+    key = _Key(graph.signature, graph.roots, table_version())
+    return graph, _known.get(key, lambda: KnownGraph(graph))
 
 
 def standing_of(
@@ -185,7 +172,6 @@ def standing_of(
 def forget() -> None:
     """Forget all plans and certificates."""
     _known.clear()
-    _latest.clear()
     _standing.clear()
 
 

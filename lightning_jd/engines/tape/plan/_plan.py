@@ -20,7 +20,6 @@ from lightning_jd.engines.tape.graph import (
 )
 from lightning_jd.engines.tape.owners import Arrangement, Evidence, Owners, alone, in_order
 from lightning_jd.engines.tape.plan._survey import Survey
-from lightning_jd.engines.tape.plan._trunk import Trunk, find_trunk
 from lightning_jd.engines.tape.plan._uses import Unit, Use, units_of
 from lightning_jd.engines.tape.rules import outputs_of
 
@@ -89,9 +88,16 @@ class Plan:
         return self.paths()
 
     @cached_property
-    def trunk(self) -> Trunk | None:
-        """What the losses share, if they are tasks with heads."""
-        return find_trunk(self.records, self.order, self.roots)
+    def task_of(self) -> list[int | None]:
+        """The only root above each node; ``None`` for nodes with several roots above them."""
+        tasks = [0] * len(self.records)  # sets of tasks, as bits
+        for task, root in enumerate(self.roots):
+            tasks[root.node] |= 1 << task
+        for node in self.order:
+            for child in self.records[node].inputs:
+                if child is not None:
+                    tasks[child.node] |= tasks[node]
+        return [None if bits & (bits - 1) else bits.bit_length() - 1 for bits in tasks]
 
     @cached_property
     def by_node(self) -> dict[int, tuple[int, ...]]:

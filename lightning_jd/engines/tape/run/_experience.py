@@ -23,7 +23,6 @@ class Experience:
             same order, so that it rounds as they do.
         compiled: The program for it, once there is one.
         is_unrecordable: There is none, because something depends on the values of tensors.
-        is_unbatchable: Some operation does not take the gradients of several tasks at once.
     """
 
     refused: dict[int, bool] = field(default_factory=dict)
@@ -31,7 +30,6 @@ class Experience:
     order: list[int] = field(default_factory=list)
     compiled: Compiled | None = None
     is_unrecordable: bool = False
-    is_unbatchable: bool = False
 
 
 _experiences: WeakKeyDictionary[Plan, Experience] = WeakKeyDictionary()

@@ -1,4 +1,4 @@
-"""Differentiates all rows, one after the other or all tasks at once."""
+"""Differentiates all rows, one after the other."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from math import prod
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines.tape.contributions import Contribution, OneRow
 from lightning_jd.engines.tape.graph import Graph, gradients_of
-from lightning_jd.engines.tape.plan import Plan, Trunk
-from lightning_jd.engines.tape.run._experience import experience_of
-from lightning_jd.engines.tape.run._trunk_pass import TOGETHER, Place, gradients_of_tasks
+from lightning_jd.engines.tape.plan import Plan
 
+Place = Tensor | GradientEdge
 #: Numbers that rows of instances may take at the same time (256 MB in float32).
 _NUMBERS = 1 << 26
 
@@ -44,7 +44,7 @@ class Target:
 
 
 class Passes:
-    """One pass per row, or per group of tasks.
+    """One pass per row.
 
     Args:
         graph: The graph.
@@ -65,11 +65,11 @@ class Passes:
         self.graph, self.plan, self.objectives = graph, plan, objectives
         self.scale, self.dtype = scale, dtype
         several = isinstance(objectives.losses, tuple) and objectives.m > 1
-        self._trunk = plan.trunk if several else None
+        self._task_of = plan.task_of if several else None
 
     def task_of(self, node: int) -> int | None:
         """The only row that reaches a node; ``None`` if there are others, or it is not known."""
-        return None if self._trunk is None else self._trunk.task_of[node]
+        return None if self._task_of is None else self._task_of[node]
 
     def run(self, targets: Sequence[Target]) -> Iterator[tuple[Target, Contribution | None]]:
         """The contribution of each target; ``None`` if no row arrives.
@@ -78,7 +78,7 @@ class Passes:
         that the gradients of many rows need not be held everywhere at the same time.
         """
         for group in self._groups(targets):
-            held = self._held(group)
+            held = self._one_by_one(group)
             for target in group:
                 # no name for it here: it must not outlive its use
                 yield target, self._contribution(target, held.pop(0))
@@ -111,34 +111,6 @@ class Passes:
             return prod(self.plan.records[self.plan.leaves[target.parameters[0]]].shapes[0])
         return prod(self.plan.records[target.node].shapes[0])
 
-    def _held(self, targets: Sequence[Target]) -> list[Tensor | None]:
-        if self._trunk is not None and self._go_down_together(self._trunk):
-            try:
-                return self._all_at_once(targets, self._trunk)
-            except (RuntimeError, Warning):
-                # Some code takes no batched gradients; what is a true error is raised again below.
-                experience_of(self.plan).is_unbatchable = True
-        return self._one_by_one(targets)
-
-    def _go_down_together(self, trunk: Trunk) -> bool:
-        """Whether one pass for several tasks is faster than one each.
-
-        A CPU takes as long for both, and one each is sure to work. Elsewhere launches are saved.
-        """
-        if self._is_on_host or experience_of(self.plan).is_unbatchable:
-            return False
-        return self._is_slim(trunk)
-
-    @property
-    def _is_on_host(self) -> bool:
-        return self.objectives.device.type == "cpu"
-
-    def _is_slim(self, trunk: Trunk) -> bool:
-        """Whether the gradients of several tasks are few; of many, one task is work enough."""
-        sizes = self.plan.sizes.items()
-        largest = max((size for edge, size in sizes if trunk.task_of[edge.node] is None), default=0)
-        return TOGETHER * largest <= (self._parameters + self.plan.activations) / 4
-
     @property
     def _parameters(self) -> int:
         return sum(prod(self.plan.records[leaf].shapes[0]) for leaf in self.plan.leaves.values())
@@ -156,30 +128,6 @@ class Passes:
                     held[j] = self._put(block, k, target, gradient)
                 elif block is not None and target.task is None:
                     block[k] = 0
-        return held
-
-    def _all_at_once(self, targets: Sequence[Target], trunk: Trunk) -> list[Tensor | None]:
-        places = list(dict.fromkeys((target.node, target.what) for target in targets))
-        losses = self.objectives.outputs
-        ones = torch.ones(len(losses), dtype=self.objectives.dtype, device=self.objectives.device)
-        weights = self.objectives.cotangents(ones * self.scale)
-        found = gradients_of_tasks(self.graph, self.plan.records, trunk, losses, weights, places)
-        by_place = dict(zip(places, found, strict=True))
-        del found
-        held: list[Tensor | None] = []
-        for target in targets:
-            task, gradients = by_place[target.node, target.what]
-            if gradients is None:
-                held.append(None)
-            elif task is not None:
-                held.append(self._put(None, task, target, gradients))
-            elif target.row is None:
-                held.append(self._cast(self._unscaled(gradients)))
-            else:
-                block = None
-                for k, gradient in enumerate(gradients):
-                    block = self._put(block, k, target, gradient)
-                held.append(block)
         return held
 
     def _put(self, block: Tensor | None, k: int, target: Target, gradient: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from lightning_jd.engines.tape.contributions._base import (
     Settled,
 )
 from lightning_jd.engines.tape.contributions._cross import cross_gramian
-from lightning_jd.engines.tape.contributions._fastest import fastest, rounded
 from lightning_jd.engines.tape.contributions._pieces import pieces
 from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.contributions.convolution import _variants
@@ -29,27 +28,21 @@ from lightning_jd.engines.tape.contributions.convolution._pixel_kernel import (
 from lightning_jd.engines.tape.graph import Placement
 
 _BY_ROWS: dict[str, _variants.Variant] = {
-    "one by one": _variants.one_by_one,
     "as groups": _variants.as_groups,
     "depthwise": _variants.depthwise,
-    "patches by channel": _variants.patches_by_channel,
     "patches by pixel": _variants.patches_by_pixel,
 }
 #: Numbers in a kernel from which on one more patch costs less than one more convolution.
 _NUMBERS_PER_PATCH = 4096
 #: On a CPU, a convolution with many groups rearranges its kernels: fewer pixels than these do not
-#: pay for that, and neither do larger kernels than this.
+#: pay for that.
 _FEW_PIXELS = 128
-#: Numbers in the patches of all objectives that are laid out sooner than a convolution is prepared,
-#: with one group and with several.
-_SMALL, _SMALL_GROUPED = 1 << 17, 1 << 15
-_LARGE_KERNEL = 1 << 15
+#: Numbers in the patches of all objectives that are laid out sooner than a convolution is prepared.
+_SMALL = 1 << 17
 
 
 class ConvolutionWeight(Contribution):
-    """Gradients of a convolution weight, by the variant that is fastest.
-
-    On a CPU that depends on sizes alone; elsewhere variants are measured once.
+    """Gradients of a convolution weight, by the variant that takes least time for its sizes.
 
     Args:
         x: Input, shape (m, T, in, ...).
@@ -160,42 +153,23 @@ class ConvolutionWeight(Contribution):
 
     @property
     def _lean_variant(self) -> str:
-        return self._patch_variant if self.geometry.is_plain_2d else self._row_variant
-
-    @property
-    def _patch_variant(self) -> str:
-        return "patches by pixel" if self.geometry.groups == 1 else "patches by channel"
+        is_ungrouped = self.geometry.is_plain_2d and self.geometry.groups == 1
+        return "patches by pixel" if is_ungrouped else self._row_variant
 
     @cached_property
     def _row_variant(self) -> str:
-        return self._fastest(self._row_variants())
-
-    def _row_variants(self) -> list[str]:
-        """Those that apply, first the one that is fastest on a CPU."""
         geometry = self.geometry
         if not geometry.is_plain_2d:
-            names = ["as groups", "one by one"]
-            return names[::-1] if prod(geometry.kernel) > _LARGE_KERNEL else names
-        names = ["as groups"]
-        laid_out = self._patches * prod(geometry.kernel[2:]) * self.x.shape[2]  # of one objective
-        if laid_out * self.x.element_size() <= pieces(self.x).temporary:
-            small = _SMALL if geometry.groups == 1 else _SMALL_GROUPED
-            is_first = len(self.x) * laid_out <= small
-            is_first = is_first or (geometry.groups == 1 and self._patches <= _FEW_PIXELS)
-            names.insert(0 if is_first else 1, self._patch_variant)
+            return "as groups"
         if geometry.kernel[1] == 1 and 1 < geometry.kernel[0] // geometry.groups <= 4:
             # oneDNN has kernels for it, but none in double precision
-            names.insert(0 if self.x.dtype == torch.float32 else len(names), "depthwise")
-        return names
-
-    def _fastest(self, names: Sequence[str]) -> str:
-        x, D = self.x, self.D
-        if x.device.type == "cpu":  # known, so that a run that is resumed rounds as before
-            return names[0]
-        orders = (x.is_contiguous(), D.is_contiguous())
-        sizes = (*rounded(x.shape), *rounded(D.shape))
-        key = (*names, *sizes, *orders, x.dtype, x.device, self.geometry)
-        return fastest(key, {name: partial(self._gramian_by, name) for name in names})
+            return "depthwise" if self.x.dtype == torch.float32 else "as groups"
+        if geometry.groups > 1:
+            return "as groups"
+        laid_out = self._patches * prod(geometry.kernel[2:]) * self.x.shape[2]  # of one objective
+        fits = laid_out * self.x.element_size() <= pieces(self.x).temporary
+        pays = len(self.x) * laid_out <= _SMALL or self._patches <= _FEW_PIXELS
+        return "patches by pixel" if fits and pays else "as groups"
 
     def _gramian_by(self, variant: str, chunk: int | None = None) -> Tensor:
         x, D, geometry = self.x, self.D, self.geometry

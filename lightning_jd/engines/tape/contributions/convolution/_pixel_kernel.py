@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from itertools import product
 from math import prod
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_jd.engines.tape.contributions._base import by_upper_blocks
@@ -52,8 +51,7 @@ def pixel_kernel_gramian(x: Tensor, D: Tensor, geometry: Geometry, chunk: int) -
         chunk: Bytes that the products of some objectives with all others should take.
     """
     m, out, height, width = D.shape
-    sums: _Phases | _Windows
-    sums = (_Phases if D.device.type == "cpu" else _Windows)(x, (height, width), geometry)
+    sums = _Phases(x, (height, width), geometry)
     cotangents = D.permute(2, 3, 0, 1)  # (height, width, m, out)
     fits = chunk // (sums.pixels**2 * m * D.element_size())
     step = max(1, min(-(-m // sums.blocks), fits))
@@ -66,36 +64,6 @@ def pixel_kernel_gramian(x: Tensor, D: Tensor, geometry: Geometry, chunk: int) -
         return outputs.view(pixels, end - begin, pixels, m - begin).sum((0, 2))
 
     return by_upper_blocks(m, step, D, block)
-
-
-class _Windows:
-    """Products of patches from those of all pixels of the padded images, in three kernels.
-
-    For accelerators: more is read and computed, but little is launched.
-    """
-
-    blocks = 1
-
-    def __init__(self, x: Tensor, output: tuple[int, int], geometry: Geometry) -> None:
-        (pad_y, pad_x), self._output, self._geometry = geometry.padding, output, geometry
-        self._image = F.pad(x, (pad_x, pad_x, pad_y, pad_y)).permute(2, 3, 0, 1)
-        self.pixels = self._image.shape[0] * self._image.shape[1]
-
-    def of_patches(self, begin: int, end: int) -> Tensor:
-        """Shape (height, width, some objectives, height, width, these and later ones)."""
-        (step_y, step_x), (dilation_y, dilation_x) = self._geometry.stride, self._geometry.dilation
-        products = _products(self._image, begin, end)
-        y, x, left, y_too, x_too, right = products.stride()
-        (height, width), some, others = self._output, end - begin, products.shape[5]
-        windows = products.as_strided(
-            (*self._geometry.kernel[2:], height, width, some, height, width, others),
-            (
-                *(dilation_y * (y + y_too), dilation_x * (x + x_too)),
-                *(step_y * y, step_x * x, left),
-                *(step_y * y_too, step_x * x_too, right),
-            ),
-        )
-        return windows.sum((0, 1))
 
 
 class _Phases:

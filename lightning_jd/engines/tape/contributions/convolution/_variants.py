@@ -19,11 +19,6 @@ from lightning_jd.engines.tape.contributions.convolution._geometry import Geomet
 Variant = Callable[[Tensor, Tensor, Geometry], Tensor]
 
 
-def one_by_one(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
-    """The ordinary gradient for each objective in turn."""
-    return torch.stack([weight_gradient(x[k], D[k], geometry) for k in range(len(x))])
-
-
 def as_groups(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
     """One convolution with m times as many groups, so that no two objectives meet."""
     m = len(x)
@@ -55,21 +50,6 @@ def depthwise(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
 def unfolded(x: Tensor, geometry: Geometry) -> Tensor:
     """The patches of images (n, in, height, width), shape (n, numbers of a patch, pixels)."""
     return F.unfold(x, geometry.kernel[2:], geometry.dilation, geometry.padding, geometry.stride)
-
-
-def patches_by_channel(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
-    """Patches of the input, channels outermost, times the cotangent."""
-    m, T = x.shape[:2]
-    g, out = geometry.groups, geometry.kernel[0]
-    rows = D.new_empty(m, *geometry.kernel)
-    for piece in _pieces(x, D, geometry):
-        patches = unfolded(x[piece].flatten(0, 1), geometry)
-        n, pixels = len(patches) // T, patches.shape[2]
-        patches = patches.view(n, T, -1, pixels).transpose(1, 2).reshape(n * g, -1, T * pixels)
-        part = D[piece].flatten(3).transpose(1, 2).reshape(n * g, out // g, -1)
-        target = rows[piece].view(n * g, out // g, -1)
-        torch.bmm(part, patches.transpose(1, 2), out=target)
-    return rows
 
 
 def patches_by_pixel(x: Tensor, D: Tensor, geometry: Geometry) -> Tensor:
