@@ -8,6 +8,7 @@ for the weights v are compared with it as well.
 The entries of v are powers of two, which commute with rounding: where instances do not mix, both
 sides meet the same cotangents, bit for bit, and only the last sums round differently. The tolerance
 is relative to the lengths of gradients, so that it does not depend on the scale of the losses.
+Where it is exceeded, as where terms cancel in half precision, rounding errors are measured.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _CANCELLED = {torch.float64: 64.0, torch.float32: 64.0, torch.float16: 1.0, torc
 _OF_PRODUCTS = 30.0
 #: Numbers below the smallest that count, in units of that.
 _VANISHED = 16.0
+#: Powers of two round alike, these factors do not; and how many times what they show is noise.
+_SCALES, _FEW = (1.0, 0.75, 0.625, 0.875, 1.25), 6.0
 #: Deviations from linearity that are rounding, in units of the machine precision.
 _LINEAR = 8.0
 #: Numbers whose length a CPU measures at a time.
@@ -144,18 +147,34 @@ def mismatches(
     if not is_linear and (wrong := _not_linear(found, lengths, v, ordinary, rounding)):
         return wrong
     off = _off({p: found[p] for p in found.keys() - ledger.unkept}, ledger, v)
+    distances = [norm_of(off, parameters) for parameters, _ in components]
+    del found, off  # the next passes need the memory
     wrong = []
-    for parameters, share in components:
+    for (parameters, share), distance in zip(components, distances, strict=True):
         length = sum(lengths.get(p, 0.0) ** 2 for p in parameters) ** 0.5
-        what = _wrong(share, v, length, norm_of(off, parameters), rounding)
+        if _wrong(share, v, length, distance, rounding) is None:
+            continue
+        noise = _noise(parameters, v, ordinary)
+        what = _wrong(share, v, length, distance, rounding, noise)
         if what is not None:
             relative = what[1] / length if length else inf
             wrong.append(Mismatch(parameters, what[0], relative))
     return wrong
 
 
+def _noise(parameters: Sequence[int], v: Tensor, ordinary: Ordinary) -> float:
+    """The rounding errors of an ordinary pass, from passes that round in other ways."""
+    passes = [ordinary(v * factor, parameters) for factor in _SCALES]
+    means = {p: sum(g[p] / f for g, f in zip(passes, _SCALES, strict=True)) for p in passes[0]}
+    apart = [
+        {p: g[p] / f - means[p] / len(_SCALES) for p in g}
+        for g, f in zip(passes, _SCALES, strict=True)
+    ]
+    return _FEW * max(norm_of(each, parameters) for each in apart)
+
+
 def _wrong(
-    share: Tensor, v: Tensor, ordinary: float, off: float, rounding: Rounding
+    share: Tensor, v: Tensor, ordinary: float, off: float, rounding: Rounding, noise: float = 0.0
 ) -> tuple[str, float] | None:
     """What is wrong about some parameters, and by how much.
 
@@ -165,9 +184,10 @@ def _wrong(
         ordinary: The length of the ordinary gradient.
         off: The distance of the gradient of the tape from it, where the tape has it.
         rounding: What is rounding.
+        noise: What was measured to be rounding.
     """
     length = length_of(share, v)
-    slack = rounding.of_gradient(length)
+    slack = rounding.of_gradient(length) + noise
     if not off <= slack:
         return "gradient", off
     squared = max(0.0, float(in_float64(v) @ in_float64(share) @ in_float64(v)))

@@ -1,8 +1,8 @@
-"""Interprets a plan once while everything that is done with tensors is recorded."""
+"""Interprets a plan, and traces what that does with tensors."""
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from lightning_jd.engines._columns import from_columns
+from lightning_jd.engines.tape._program import Program, UntraceableError
 from lightning_jd.engines.tape.contributions import pieces
 from lightning_jd.engines.tape.graph import Graph
 from lightning_jd.engines.tape.plan import Plan
-from lightning_jd.engines.tape.program import Program, Recorder, UnrecordableError
 from lightning_jd.engines.tape.run._assembly import Assembly
 from lightning_jd.engines.tape.run._compiled import Compiled, Read, is_one, look_of
 from lightning_jd.engines.tape.run._experience import experience_of
@@ -42,33 +42,28 @@ def can_compile(plan: Plan, losses: Tensor) -> bool:
 
 
 class _Reads:
-    """What rules read from a graph; tensors among it are announced to a recorder."""
+    """What rules read from a graph, by node and name; while a step is traced, its stand-ins."""
 
-    def __init__(self, graph: Graph, recorder: Recorder) -> None:
-        self._graph, self._recorder = graph, recorder
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
         self.found: dict[Read, Any] = {}
 
     def __call__(self, node: int, name: str) -> Any:
         read = Read(node, name)
         if read not in self.found:
-            with self._recorder.paused():
-                value = read.value(self._graph)
-            if isinstance(value, (tuple, list)) and any(isinstance(v, Tensor) for v in value):
-                raise UnrecordableError("several saved tensors under one name")
-            is_tensor = isinstance(value, Tensor)
-            self.found[read] = self._recorder.input(value) if is_tensor else value
+            self.found[read] = read.value(self._graph)
         return self.found[read]
 
 
 class _Hidden:
-    """Stands for a node while a step is recorded: what is read from it could not be checked."""
+    """Stands for a node while a step is traced: what is read from it could not be checked."""
 
     def __getattr__(self, name: str) -> Any:
-        raise UnrecordableError("a rule that looks at the node itself")
+        raise UntraceableError("a rule that looks at the node itself")
 
 
 def record(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, Compiled | None]:
-    """Interpret a plan, and record what that does.
+    """Interpret a plan, and trace what that does with tensors.
 
     Args:
         graph: The graph; it is kept.
@@ -78,99 +73,78 @@ def record(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, Compiled
     Returns:
         The ledger of the step, and the program, unless something depends on the values of tensors.
     """
-    cotangents = _captured(graph, plan, request)
-    looks = tuple(
-        None if D is None else look_of(D) for several in cotangents.values() for D in several
-    )
-    recorder = Recorder()
-    reads = _Reads(graph, recorder)
-    recorded = request.empty_ledger()
-    try:
-        program, reached = _recorded(recorder, reads, graph, plan, cotangents, request, recorded)
-    except UnrecordableError:
-        again = request.empty_ledger()
-        assembly = Assembly(plan, again)
-        interpreter = Interpreter(graph, plan, len(again.G), again.G.dtype, request.scale)
-        cotangents = _captured(graph, plan, request)
-        interpreter.interpret(_as_asked(plan, cotangents), assembly.deliver)
-        assembly.close()
-        again.close()
-        return again, None
-    finally:
-        recorder.close()
-    found = reads.found.items()
-    return recorded, Compiled(
-        program,
-        request.key,
-        tuple(
-            (read.node, read.attribute, value.shape, value.stride(), value.dtype)
-            for read, value in found
-            if isinstance(value, Tensor)
-        ),
-        # all that a node saves is hooked, or nothing
-        tuple({read.node: read.raw for read, v in found if isinstance(v, Tensor)}.items()),
-        tuple(
-            (read.node, read.attribute, value)
-            for read, value in found
-            if not isinstance(value, Tensor)
-        ),
-        plan.outputs,
-        looks,
-        reached,
-    )
-
-
-def _captured(graph: Graph, plan: Plan, request: Request) -> dict[int, Cotangents]:
     losses, scale = request.instances, request.scale
     assert losses is not None
     weights = None if is_one(scale) else torch.ones_like(losses) * scale
-    return captured(graph, losses, weights, plan.outputs)
+    cotangents = captured(graph, losses, weights, plan.outputs)
+    looks = tuple(
+        None if D is None else look_of(D) for several in cotangents.values() for D in several
+    )
+    reads, ledger = _Reads(graph), request.empty_ledger()
+    _interpret(graph, plan, scale, reads, cotangents, ledger)
+    found = dict(reads.found)
+    if any(isinstance(v, (tuple, list)) and _holds_tensor(v) for v in found.values()):
+        return ledger, None
+    tensors = {read: value for read, value in found.items() if isinstance(value, Tensor)}
+    present = [D for several in cotangents.values() for D in several if D is not None]
+    factor = [scale] if isinstance(scale, Tensor) else []
+    reached: list[int] = []
+
+    def step(given: list[Tensor], weights: Tensor) -> tuple[Tensor, list[Tensor]]:
+        rest = iter(given)
+        reads.found.update({read: next(rest) for read in tensors})
+        stand_ins = {
+            node: tuple([None if D is None else next(rest) for D in several])
+            for node, several in cotangents.items()
+        }
+        traced = request.empty_ledger()
+        _interpret(graph, plan, next(rest, scale), reads, stand_ins, traced, _Hidden())
+        if reads.found.keys() != found.keys():
+            raise UntraceableError("a rule that reads something else")
+        gradients = traced.gradients(weights)
+        reached[:] = gradients
+        shaped = [from_columns(gradients[k], request.tensors[k]) for k in reached]
+        return traced.G, shaped
+
+    try:
+        inputs = [*tensors.values(), *present, *factor]
+        program = Program(step, inputs, torch.ones_like(ledger.G[0]))
+    except UntraceableError:
+        return ledger, None
+    return ledger, Compiled(
+        program,
+        request.key,
+        tuple((r.node, r.attribute, v.shape, v.stride(), v.dtype) for r, v in tensors.items()),
+        # all that a node saves is hooked, or nothing
+        tuple({read.node: read.raw for read in tensors}.items()),
+        tuple((r.node, r.attribute, v) for r, v in found.items() if r not in tensors),
+        plan.outputs,
+        looks,
+        tuple(reached),
+    )
 
 
-def _recorded(
-    recorder: Recorder,
-    reads: _Reads,
+def _holds_tensor(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, Tensor) for value in values)
+
+
+def _interpret(
     graph: Graph,
     plan: Plan,
+    scale: float | Tensor,
+    reads: _Reads,
     cotangents: dict[int, Cotangents],
-    request: Request,
     ledger: Ledger,
-) -> tuple[Program, tuple[int, ...]]:
-    announced = {}
-    for node in list(cotangents):  # each is free as soon as no rule needs it any more
-        several = cotangents.pop(node)
-        announced[node] = tuple(None if D is None else recorder.input(D) for D in several)
-    given = [recorder.slot_of(D) for D in chain(*announced.values()) if D is not None]
-    scale, parameters = request.scale, request.tensors
-    if isinstance(scale, Tensor):
-        scale = recorder.input(scale)
+    node: _Hidden | None = None,
+) -> None:
+    """Fill a ledger, in the order in which the rules were met before, so that sums round alike."""
     interpreter = Interpreter(graph, plan, len(ledger.G), ledger.G.dtype, scale)
-    interpreter.read, interpreter.node = reads, _Hidden()
+    interpreter.read, interpreter.node = reads, node
     assembly = Assembly(plan, ledger)
-    with recorder.recording():
-        for node in list(_as_asked(plan, announced)):
-            if interpreter.consume(node, announced.pop(node), assembly.deliver):
-                raise UnrecordableError("an operation without a rule")
-        assembly.close()
-        ledger.close()
-    weights = recorder.input(torch.ones_like(ledger.G[0]))
-    recorder.is_late = True
-    with recorder.recording():
-        gradients = ledger.gradients(weights)
-        shaped = [from_columns(columns, parameters[k]) for k, columns in gradients.items()]
-    saved = [recorder.slot_of(value) for value in reads.found.values() if isinstance(value, Tensor)]
-    factor = [recorder.slot_of(scale)] if isinstance(scale, Tensor) else []
-    program = Program(
-        recorder,
-        recorder.slot_of(weights),
-        recorder.slot_of(ledger.G),
-        [recorder.slot_of(gradient) for gradient in shaped],
-        order=saved + given + factor,
-    )
-    return program, tuple(gradients)
-
-
-def _as_asked(plan: Plan, cotangents: dict[int, Cotangents]) -> dict[int, Cotangents]:
-    """In the order in which the rules were asked before, so that sums round as they did."""
-    before = [node for node in experience_of(plan).order if node in cotangents]
-    return {node: cotangents[node] for node in dict.fromkeys([*before, *cotangents])}
+    before = [k for k in experience_of(plan).order if k in cotangents]
+    ordered = {k: cotangents[k] for k in dict.fromkeys([*before, *cotangents])}
+    interpreter.interpret(ordered, assembly.deliver)
+    if node is not None and interpreter.local:
+        raise UntraceableError("an operation without a rule")
+    assembly.close()
+    ledger.close()
