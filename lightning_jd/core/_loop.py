@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,10 +193,15 @@ class Loop:
         return update.report
 
 
-@contextmanager
-def _undisturbed(rows: Rows, reduction: Reduction | None) -> Iterator[None]:
+def _undisturbed(rows: Rows, reduction: Reduction | None) -> AbstractContextManager[None]:
     """Neither autocast nor a reduction of gradients, while losses are differentiated."""
-    wrapper = None if reduction is None else reduction.wrapper
     device = rows.named[0][1].device.type
+    if reduction is None and not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return _without_autocast(device, None if reduction is None else reduction.wrapper)
+
+
+@contextmanager
+def _without_autocast(device: str, wrapper: nn.Module | None) -> Iterator[None]:
     with torch.autocast(device, enabled=False), first_reduction_held(wrapper):
         yield
