@@ -19,7 +19,7 @@ from lightning_jd.errors import ArgumentError, NonFiniteError
 
 FOLDER = Path(__file__).parents[2] / "examples" / "applications"
 DOCS = Path(__file__).parents[2] / "docs"
-PUBLISHED: list[Any] = ["physics", "continual", "fairness", "shares", "adaptation"]
+PUBLISHED: list[Any] = ["physics", "burgers", "continual", "fairness", "shares", "adaptation"]
 # Libraries warn about one another when they are imported, and that takes seconds.
 FOREIGN = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 PUBLISHED.append(pytest.param("adapters", marks=FOREIGN))
@@ -75,6 +75,12 @@ def test_the_reference_solves_the_equation_that_the_network_is_trained_on(
         torch.set_default_dtype(torch.float32)
     assert all(loss < 1e-12 for loss in exact.values()), exact
     assert wrong["equation"] > 1e-4
+
+
+@pytest.mark.slow
+def test_burgers_trains_with_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = run_script("burgers", tmp_path, monkeypatch, "--steps", "3")
+    assert table.count("Burgers") == 4
 
 
 @pytest.mark.slow
