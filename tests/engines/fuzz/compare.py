@@ -116,6 +116,14 @@ class Checked:
             self._noise[t] = Rows(blocks, _largest([f.whole - exact.whole for f in found]))
         return self._noise[t]
 
+    def plain(self, t: int, w: Tensor, k: int) -> Tensor:
+        """What one ordinary pass gives for a parameter, which rounds in its own way."""
+        names = self.graph.build()
+        losses = scalars(names["losses"](t))
+        weights = [torch.full_like(loss, float(x)) for loss, x in zip(losses, w, strict=True)]
+        (found,) = torch.autograd.grad(losses, names["params"][k], weights)
+        return found.to_dense().double().reshape(-1)
+
     def agrees(self, t: int, off: Tensor, size: Tensor, noise: Callable[[Rows], Tensor]) -> str:
         """Nothing if errors are small relative to sizes or to rounding, else their size."""
         precision = self.graph.precision(t)
@@ -123,8 +131,10 @@ class Checked:
         if bool((off <= TOLERANCE[precision] * size).all()):
             return ""
         rounding = noise(self.noise(t))
-        is_noise = rounding >= 0.05 * size  # zero in theory: of the size of what cancels
-        rounding = _FEW * rounding + eps * is_noise * noise(self.steps[t]) + _UNDERFLOW[precision]
+        cancelled = eps * (rounding >= 0.05 * size)  # zero in theory: of the size of what cancels
+        if eps < 1e-5:
+            cancelled = 1024 * eps  # a norm divides by its epsilon
+        rounding = _FEW * rounding + cancelled * noise(self.steps[t]) + _UNDERFLOW[precision]
         if bool((off <= TOLERANCE[precision] * size + rounding).all()):
             self.rounded += 1
             return ""
@@ -162,7 +172,12 @@ class Checked:
             off = (g.to_dense().double().reshape(-1) - w.double() @ block).norm()
 
             def rounding(found: Rows, k: int = k) -> Tensor:
-                return largest if found is rows else weights @ found.blocks[k].norm(dim=1)
+                if found is rows:
+                    return largest
+                each = weights @ found.blocks[k].norm(dim=1)
+                return torch.maximum(
+                    each, (self.plain(t, w, k) - w.double() @ rows.blocks[k]).norm()
+                )
 
             if said := self.agrees(t, off, weights @ block.norm(dim=1), rounding):
                 return f"parameter {k}: .grad {said}"
