@@ -43,7 +43,7 @@ LAYERS = {
     "conv2d": "x = F.conv2d(x, {w(size, s[1], 2, 2)}, {w(size)}, padding={pick(0, 1)})",
     "conv2d_of_rows": "x = F.conv2d(x[:, None], {w(size, 1, 2, 2)}, padding=1)",
     "conv_transposed": "x = F.conv_transpose1d(x, {w(s[1], size, 2)}, {w(size)})",
-    "layer_norm": "x = F.layer_norm(x, ({n},), {w(n)}, {w(n)}, 0.01)",
+    "layer_norm": "x = F.layer_norm(x, ({n},), {w(n)}, {w(n)}, {0.01 if n > 1 else 1})",
     "layer_norm_plain": "x = F.layer_norm(x, ({n},), eps={late(1e-3, 0.5)})",
     "rms_norm": "x = F.rms_norm(x, ({n},), {w(n)})",
     "group_norm": "x = F.group_norm(x, {pick(1, s[1])}, {w(s[1])}, {w(s[1])}, 0.01)",
