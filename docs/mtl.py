@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from lightning_jd.lab.report import Report
+from examples.lab.report import Report
 
 DOCS = Path(__file__).parent
 TITLES = {

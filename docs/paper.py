@@ -13,10 +13,10 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from lightning_jd.lab.figure import new_figure, save_figure
-from lightning_jd.lab.report import Report
-from lightning_jd.lab.studies._settings import PAPER_AGGREGATORS, settings_of
-from lightning_jd.lab.work.paper import ARCHITECTURES, EPOCHS
+from examples.lab.figure import new_figure, save_figure
+from examples.lab.report import Report
+from examples.lab.studies._settings import PAPER_AGGREGATORS, settings_of
+from examples.lab.work.paper import ARCHITECTURES, EPOCHS
 
 DOCS = Path(__file__).parent
 TITLES = {"cifar10": "CIFAR-10", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
