@@ -18,12 +18,15 @@ from lightning_jd.errors import ArgumentError
 
 ABSENT = "cuda" if not torch.cuda.is_available() else "xpu"
 
+#: Its networks are so small that it runs on the CPU only.
+WITHOUT = {"imbalance"}
+
 
 def measurements(commands: Commands) -> Iterator[tuple[str, Callable[..., None]]]:
     for name, command in commands.items():
         if isinstance(command, tuple):
             yield from measurements(command[1])
-        else:
+        elif name not in WITHOUT:
             file, _, function = command.partition(":")
             yield name, getattr(import_module(file), function)
 

@@ -99,7 +99,7 @@ def test_the_environment_names_versions_and_the_processor() -> None:
 
 def test_without_rich_the_extra_is_named(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'lightning-jd\[cli\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'lightning-jd\[lab\]'"):
         report.print()
     with pytest.raises(MissingDependencyError, match=r"needs `rich`"), progress_bar(1):
         pass

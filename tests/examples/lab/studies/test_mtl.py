@@ -30,7 +30,7 @@ from examples.lab.studies.multitask._search import BUDGETS, Budget, best_trials
 from examples.lab.studies.multitask._training import evaluated, judged, loss_of, train
 from examples.lab.studies.multitask._trial import FAILED, Result, Trial, stored_trials
 from examples.lab.work.multitask import multitask_network
-from lightning_jd import cli
+from examples.lab import __main__ as cli
 from lightning_jd.errors import ArgumentError, UnknownNameError
 
 TRIAL = Trial("multimnist", "lenet", "equal", "", 1e-3, 0.0, 1, 64, 2, 16, 5)
