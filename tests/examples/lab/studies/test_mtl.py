@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from examples.lab import __main__ as cli
 from examples.lab.data.multitask import Multitask, Part, Task
 from examples.lab.report import Report
 from examples.lab.studies import mtl as module
@@ -30,7 +31,6 @@ from examples.lab.studies.multitask._search import BUDGETS, Budget, best_trials
 from examples.lab.studies.multitask._training import evaluated, judged, loss_of, train
 from examples.lab.studies.multitask._trial import FAILED, Result, Trial, stored_trials
 from examples.lab.work.multitask import multitask_network
-from examples.lab import __main__ as cli
 from lightning_jd.errors import ArgumentError, UnknownNameError
 
 TRIAL = Trial("multimnist", "lenet", "equal", "", 1e-3, 0.0, 1, 64, 2, 16, 5)
