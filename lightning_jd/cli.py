@@ -1,92 +1,36 @@
-"""The command line: ``lightning-jd``, or ``python -m lightning_jd.cli``.
+"""The command line: ``lightning-jd``, or ``python -m lightning_jd.cli``."""
 
-A command is a typed function: its signature defines the options, its docstring the help.
-"""
-
-import ast
+import argparse
+import json
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from inspect import getdoc
+from typing import Any
 
 from lightning_jd import __version__
+from lightning_jd.doctor import doctor
 from lightning_jd.errors import JDError
+from lightning_jd.report import report
 
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
-
-Commands = Mapping[str, "str | tuple[str, Commands]"]
-
-#: Name to "module:function", or to a line of help and a mapping of the same kind.
-COMMANDS: Commands = {
-    "doctor": "lightning_jd.doctor:doctor",
-    "report": "lightning_jd.report:report",
-    "iwrm": "lightning_jd.lab.studies.iwrm:iwrm",
-    "mtl": "lightning_jd.lab.studies.mtl:mtl",
-    "speed": "lightning_jd.lab.studies.speed:speed",
-    "trajectories": "lightning_jd.lab.studies.trajectories:trajectories",
-    "regularisation": "lightning_jd.lab.studies.regularisation:regularisation",
-    "imbalance": "lightning_jd.lab.studies.imbalance:imbalance",
-    "momentum": "lightning_jd.lab.studies.momentum:momentum",
-    "bench": (
-        "Measure the package on this machine.",
-        {
-            "all": "lightning_jd.lab.bench.all:bench_all",
-            "weights": "lightning_jd.lab.bench.weights:weights",
-            "engines": "lightning_jd.lab.bench.engines:engines",
-            "launches": "lightning_jd.lab.bench.launches:launches",
-            "roofline": "lightning_jd.lab.bench.roofline:roofline",
-            "scale": "lightning_jd.lab.bench.scale:scale",
-            "fit": "lightning_jd.lab.bench.fit:fit",
-            "metrics": "lightning_jd.lab.bench.metrics:metrics",
-            "gallery": "lightning_jd.lab.bench.gallery:gallery",
-            "methods": "lightning_jd.lab.bench.methods:methods",
-            "optimizers": "lightning_jd.lab.bench.optimizers:optimizers",
-            "ddp": "lightning_jd.lab.bench.ddp:ddp",
-        },
-    ),
-}
-
-#: Modules of the commands that go on where they were interrupted.
-_CONTINUING = ("lightning_jd.lab.studies.", "lightning_jd.lab.bench.all:")
 _INTERRUPTED = 130  # the exit status of a shell after Ctrl-C
 
 
-def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
         argv: The arguments after ``lightning-jd``; ``None`` uses those of the shell.
-        commands: The available commands.
 
     Returns:
         The exit status: 0 for success, 1 for an error, 130 after Ctrl-C.
     """
-    words = [_underscored(word) for word in (sys.argv[1:] if argv is None else argv)]
-    if words[:1] == ["report"] and len(words) > 2 and not words[2].startswith("-"):
-        words.insert(2, "--other")  # `report A B`: two runs side by side
-    if words[:1] == ["--version"]:
-        print(f"lightning-jd {__version__}")
-        return 0
+    options = vars(parser().parse_args(argv))
+    function = options.pop("function")
     try:
-        parser = _parser("Jacobian descent for PyTorch Lightning.", "lightning-jd")
-    except ImportError:
-        print(
-            "The command line needs `jsonargparse` and `rich`, which are not installed. "
-            "Run: pip install 'lightning-jd[cli]'",
-            file=sys.stderr,
-        )
-        return 1
-    try:
-        function = _add(parser, commands, words)
-        options: Any = parser.parse_args(words)
-        while "subcommand" in options:
-            options = options[options.subcommand]
-        function(**options.as_dict())
+        function(**options)
     except KeyboardInterrupt:
-        print(f"\nInterrupted.{_continues(commands, words)}", file=sys.stderr)
+        print("\nInterrupted.", file=sys.stderr)
         return _INTERRUPTED
     except JDError as error:
         print(f"lightning-jd: {error}", file=sys.stderr)
@@ -94,69 +38,58 @@ def main(argv: Sequence[str] | None = None, commands: Commands = COMMANDS) -> in
     return 0
 
 
-def _continues(commands: Commands, words: list[str]) -> str:
-    """The note on an interrupted command; some keep what is finished."""
-    command = commands.get(words[0]) if words else None
-    if isinstance(command, tuple):
-        return _continues(command[1], words[1:])
-    if command is not None and command.startswith(_CONTINUING):
-        return " Finished runs are kept; run the same command to continue."
-    return ""
+def parser() -> argparse.ArgumentParser:
+    """The parser of ``lightning-jd``: help comes from the docstrings of the commands."""
+    top = argparse.ArgumentParser(
+        "lightning-jd", description="Jacobian descent for PyTorch Lightning."
+    )
+    top.add_argument("--version", action="version", version=f"lightning-jd {__version__}")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    add = _command(commands, doctor)
+    add("target", metavar="TARGET")
+    add("--init", type=_json(dict, "an object"))
+    add("--input-shape", "--input_shape", type=_json(list, "a list"), metavar="SHAPE")
+
+    add = _command(commands, report)
+    add("run_dir", metavar="RUN_DIR")
+    add("other", metavar="OTHER", nargs="?")
+    add("--output")
+    add("--title")
+    return top
 
 
-def _underscored(word: str) -> str:
-    """Turn ``--batch-size`` into ``--batch_size``, the name of a function argument."""
-    name, equals, value = word.partition("=")
-    return "--" + name[2:].replace("-", "_") + equals + value if name.startswith("--") else word
+def _command(commands: Any, function: Callable[..., None]) -> Callable[..., None]:
+    """Add a command; the result adds an argument to it."""
+    text, _, arguments = (getdoc(function) or "").partition("\nArgs:\n")
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE)
+    help_of = {name: " ".join(words.split()) for name, words in found}
+    child = commands.add_parser(
+        function.__name__,
+        help=text.partition("\n")[0],
+        description=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    child.set_defaults(function=function)
+
+    def add(*names: str, **options: Any) -> None:
+        name = names[0].lstrip("-").replace("-", "_")
+        child.add_argument(*names, help=help_of[name], **options)
+
+    return add
 
 
-def _parser(description: str, prog: str | None = None) -> "ArgumentParser":
-    from argparse import RawDescriptionHelpFormatter
+def _json(kind: type, name: str) -> Callable[[str], Any]:
+    def read(word: str) -> Any:
+        try:
+            value = json.loads(word)
+        except ValueError:
+            value = None
+        if not isinstance(value, kind):
+            raise argparse.ArgumentTypeError(f"must be {name} in JSON, got {word!r}")
+        return value
 
-    from jsonargparse import ArgumentParser, DefaultHelpFormatter
-
-    class Help(RawDescriptionHelpFormatter, DefaultHelpFormatter):
-        """Keeps the paragraphs of the docstrings."""
-
-    return ArgumentParser(prog=prog, description=description, formatter_class=Help)
-
-
-def _add(parser: "ArgumentParser", commands: Commands, words: list[str]) -> Callable[..., None]:
-    """Add the commands to the parser, and the options of the selected one.
-
-    Only the selected command is imported, because some libraries take seconds to import.
-    """
-    chosen: Callable[..., None] = _nothing
-    subcommands = parser.add_subcommands(required=True)
-    for name, command in commands.items():
-        text = command[0] if isinstance(command, tuple) else _docstring(command)
-        text = text.partition("\nArgs:")[0].strip()
-        child = _parser(text)
-        subcommands.add_subcommand(name, child, help=text.partition("\n")[0])
-        if words[:1] != [name]:
-            continue
-        if isinstance(command, tuple):
-            chosen = _add(child, command[1], words[1:])
-        else:
-            module, _, function = command.partition(":")
-            chosen = getattr(import_module(module), function)
-            child.add_function_arguments(chosen, as_group=False, as_positional=True)
-    return chosen
-
-
-def _nothing() -> None:
-    """Placeholder without a command; the parser has already raised an error."""
-
-
-def _docstring(command: str) -> str:
-    """Read the docstring of "module:function" without importing the module."""
-    module, _, name = command.partition(":")
-    spec = find_spec(module)
-    source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            return ast.get_docstring(node) or ""
-    raise ImportError(f"The command {command} does not exist.")
+    return read
 
 
 if __name__ == "__main__":

@@ -28,14 +28,14 @@ def doctor(
 
     The losses are the first of these that the model offers. (1) example_batch(), a method that
     returns one batch: the losses are what training_step(batch, 0) returns (a scalar is split into
-    its terms or instances). (2) --input_shape, or
-    the attribute example_input_array: the model is called with it, and each instance gets
-    a stand-in loss, the mean square of its outputs. That is enough to see the paths.
+    its terms or instances). (2) --input-shape, or the attribute example_input_array: the model is
+    called with it, and each instance gets a stand-in loss, the mean square of its outputs. That is
+    enough to see the paths.
 
     Args:
         target: The model, as "module:name"; the current folder is searched first.
         init: Arguments of the class, e.g. --init '{"width": 64}'.
-        input_shape: Shape of a random input, batch first, e.g. --input_shape '[32, 3, 32, 32]'.
+        input_shape: Shape of a random input, batch first, e.g. --input-shape '[32, 3, 32, 32]'.
     """
     from lightning_jd.engines import explain
 

@@ -54,8 +54,8 @@ class MissingDependencyError(JDError, ImportError):
         """Build the message for a ``package`` that ``what`` requires.
 
         Example:
-            >>> print(MissingDependencyError.of("The table", "rich", "cli"))
-            The table needs `rich`, which is not installed. Run: pip install 'lightning-jd[cli]'
+            >>> print(MissingDependencyError.of("It", "matplotlib", "plot"))
+            It needs `matplotlib`, which is not installed. Run: pip install 'lightning-jd[plot]'
         """
         return cls(
             f"{what} needs `{package}`, which is not installed. "

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "lightning_jd"
+LABORATORY = Path(__file__).parents[1] / "examples" / "lab"
 ALLOWED = {
     "errors": set(),
     "linalg": {"errors"},
@@ -25,8 +26,7 @@ LAB = {
     "data": set(),
     "work": set(),
     "gallery": set(),
-    "pretended": set(),
-    "bench": {"data", "work", "gallery", "pretended"},
+    "bench": {"data", "work", "gallery"},
     "studies": {"data", "work"},
 }
 HEAVY = "lightning pytorch_lightning torchmetrics torchjd matplotlib rich qpsolvers scipy".split()
@@ -103,14 +103,24 @@ def test_surfaces_import_nothing_private_from_core() -> None:
 def test_a_folder_of_the_laboratory_imports_only_public_files_of_those_below_it(
     folder: str,
 ) -> None:
-    top = {file.stem for file in (PACKAGE / "lab").glob("*.py")}
-    files = (PACKAGE / "lab" / folder).glob("**/*.py" if folder else "*.py")
+    top = {file.stem for file in LABORATORY.glob("*.py")}
+    files = (LABORATORY / folder).glob("**/*.py" if folder else "[!_]*.py")
     foreign = {
-        f"{file.relative_to(PACKAGE)} imports {'.'.join(parts)}"
+        f"{file.relative_to(LABORATORY)} imports {'.'.join(parts)}"
         for file in files
-        for parts in [part[1:] for part in modules_imported(file) if part[0] == "lightning_jd"]
-        if parts[:1] == ["lab"] and parts[1] != folder
-        if parts[1] not in top | LAB[folder] or any(part.startswith("_") for part in parts)
+        for parts in [part[2:] for part in modules_imported(file) if part[0] == "examples"]
+        if parts[0] != folder
+        if parts[0] not in top | LAB[folder] or any(part.startswith("_") for part in parts)
+    }
+    assert not foreign
+
+
+def test_the_package_imports_neither_examples_nor_tests() -> None:
+    foreign = {
+        str(file.relative_to(PACKAGE)): parts
+        for file in PACKAGE.glob("**/*.py")
+        for parts in modules_imported(file)
+        if parts[0] in ("examples", "tests")
     }
     assert not foreign
 

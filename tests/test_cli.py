@@ -1,6 +1,5 @@
 """The command line as a newcomer meets it."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,134 +14,53 @@ from lightning_jd.errors import ArgumentError
 HERE = __name__
 
 
-def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["--help"])
-    assert stopped.value.code == 0
-    printed = capsys.readouterr().out
-    for command in ("bench", "doctor", "iwrm", "mtl", "regularisation", "speed", "trajectories"):
-        assert command in printed
+def stopped(words: list[str]) -> object:
+    """The exit status of the parser."""
+    with pytest.raises(SystemExit) as found:
+        cli.main(words)
+    return found.value.code
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["doctor"], "module:name"),
-        (["bench"], "weights"),
-        (["bench", "weights"], "Numbers of objectives"),
-        (["bench", "engines"], "plain mean-loss step"),
-        (["bench", "fit"], "plain loop"),
-        (["bench", "launches"], "dispatched operations"),
-        (["bench", "scale"], "one objective per sequence"),
-        (["bench", "metrics"], "metrics of one step"),
-        (["report"], "HTML"),
-        (["regularisation"], "runs.jsonl"),
-        (["imbalance"], "upgrad:trace"),
-        (["iwrm"], "kuzushiji-mnist"),
-        (["iwrm"], "start again at will"),
-        (["speed"], "ratio to the SGD of the same"),
-        (["trajectories"], "weakly stationary"),
+        ([], "Write the HTML report of a run"),
+        (["doctor"], 'written "module:name"'),
+        (["report"], "shown beside it."),
     ],
 )
-def test_every_command_explains_itself(
-    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main([*words, "--help"])
-    assert stopped.value.code == 0
-    assert expected in capsys.readouterr().out
-
-
-def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["doktor"])
-    assert stopped.value.code == 2
-    assert "doktor" in capsys.readouterr().err
-
-
-def test_a_command_of_a_group_gets_its_options(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--sizes", "[2]", "--families", "[gaussian]", "--methods", "[upgrad]"]
-    options = ["--repeats", "1", "--m1024", "false", "--output", str(tmp_path)]
-    assert cli.main(["bench", "weights", *words, *options]) == 0
-    assert (tmp_path / "weights.json").exists()
-    assert "gaussian" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("words", [["--batch-size", "1"], ["--batch-size=1"], ["--batch_size=1"]])
-def test_options_may_have_dashes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["iwrm", *words]) == 1
-    assert "`batch_size` must be at least 2" in capsys.readouterr().err
-
-
-def test_an_error_is_one_message_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["regularisation", "--data", "nowhere"]) == 1
-    message = capsys.readouterr().err
-    assert message.startswith("lightning-jd: `data` must be a folder with the file train-images")
-    assert "Traceback" not in message
+def test_help(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert stopped([*words, "--help"]) == 0
+    assert expected in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
+    assert stopped(["--version"]) == 0
     assert capsys.readouterr().out == f"lightning-jd {lightning_jd.__version__}\n"
 
 
-FOLDERS = [
-    ["imbalance"],
-    ["iwrm"],
-    ["mtl"],
-    ["trajectories"],
-    ["speed"],
-    ["bench", "ddp"],
-    ["bench", "engines"],
-    ["bench", "fit"],
-    ["bench", "launches"],
-    ["bench", "methods"],
-    ["bench", "metrics"],
-    ["bench", "scale"],
-    ["bench", "weights"],
-]
-
-
-@pytest.mark.parametrize("words", FOLDERS, ids=" ".join)
-@pytest.mark.parametrize("kind", ["file", "impossible"])
-def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
-    words: list[str], kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = "/proc/nowhere"
-    if kind == "file":
-        folder = str(tmp_path / "file")
-        Path(folder).write_text("not a folder")
-    assert cli.main([*words, "--output", folder]) == 1
-    assert f"`output` must be a folder that can be written to, got {folder!r}" in (
-        capsys.readouterr().err
-    )
-
-
-@pytest.mark.parametrize("command", ["iwrm", "mtl", "regularisation"])
-def test_at_least_one_epoch(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([command, "--epochs", "0"]) == 1
-    assert "`epochs` must be at least 1, got 0" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["iwrm", "trajectories"])
 @pytest.mark.parametrize(
-    ("word", "names"),
-    [("mean", ("mean",)), ("[mean]", ("mean",)), ("[mean, mgda]", ("mean", "mgda"))],
+    ("words", "message"),
+    [
+        ([], "required: COMMAND"),
+        (["doktor"], "doktor"),
+        (["doctor"], "required: TARGET"),
+        (["doctor", "m:n", "--input-shape", "4, 3"], "must be a list in JSON, got '4, 3'"),
+        (["doctor", "m:n", "--init", "[1]"], "must be an object in JSON, got '[1]'"),
+    ],
 )
-def test_one_aggregator_needs_no_brackets(
-    command: str, word: str, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+def test_wrong_words_are_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[object] = []
+    assert stopped(words) == 2
+    assert message in capsys.readouterr().err
 
-    def settings_of(aggregators: object, regs: object) -> None:
-        asked.append(aggregators)
-        raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"lightning_jd.lab.studies.{command}.settings_of", settings_of)
-    assert cli.main([command, "--aggregators", word]) == 130
-    assert asked == [names]
+def test_an_error_is_one_message_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", "nowhere"]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("lightning-jd: `run_dir` must be")
+    assert "Traceback" not in message
 
 
 def interrupted() -> None:
@@ -150,49 +68,12 @@ def interrupted() -> None:
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_is_one_line_and_status_130(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["wait"], {"wait": f"{HERE}:interrupted"}) == 130
+def test_ctrl_c_is_one_line_and_status_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["lightning-jd", "doctor", f"{HERE}:interrupted"])
+    assert cli.main() == 130
     assert capsys.readouterr().err.strip() == "Interrupted."
-
-
-def test_an_experiment_that_is_interrupted_can_be_continued(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("lightning_jd.lab.studies.trajectories.check_matplotlib", interrupted)
-    assert cli.main(["trajectories"]) == 130
-    said = "Interrupted. Finished runs are kept; run the same command to continue."
-    assert capsys.readouterr().err.strip() == said
-
-
-def test_the_words_of_the_shell_are_read(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["lightning-jd", "wait"])
-    assert cli.main(None, {"wait": f"{HERE}:interrupted"}) == 130
-
-
-def test_a_command_that_does_not_exist_is_a_mistake_of_ours() -> None:
-    with pytest.raises(ImportError, match=r"errors:nothing does not exist"):
-        cli.main(["x"], {"x": "lightning_jd.errors:nothing"})
-
-
-def test_without_the_extra_the_message_names_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "jsonargparse", None)
-    assert cli.main(["--help"]) == 1
-    assert "pip install 'lightning-jd[cli]'" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_help_imports_only_what_the_command_needs() -> None:
-    code = (
-        "import sys\nfrom lightning_jd.cli import main\n"
-        "try:\n    main(['bench', 'weights', '--help'])\nexcept SystemExit:\n    pass\n"
-        "print([m for m in ('lightning', 'torchjd', 'torchmetrics') if m in sys.modules])"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip().endswith("[]")
 
 
 class Instances(nn.Module):
@@ -322,7 +203,7 @@ def test_the_doctor_draws_an_input_of_a_given_shape(capsys: pytest.CaptureFixtur
 def test_an_input_that_does_not_fit_is_explained(
     shape: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["doctor", f"{HERE}:plain", "--input_shape", str(shape)]) == 1
+    assert cli.main(["doctor", f"{HERE}:plain", "--input-shape", str(shape)]) == 1
     message = f"Linear must take an input of shape {tuple(shape)}, got RuntimeError"
     assert message in capsys.readouterr().err
 
@@ -331,6 +212,7 @@ def test_the_doctor_passes_arguments_to_the_class() -> None:
     losses, model = doctor._losses_and_model(Instances, "x:Instances", {"width": 7}, None)
     assert losses.shape == (5,)
     assert model.layer.out_features == 7
+    assert cli.main(["doctor", f"{HERE}:Instances", "--init", '{"width": 7}']) == 0
 
 
 def test_the_doctor_finds_modules_in_the_current_folder(

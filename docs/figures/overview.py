@@ -1,6 +1,6 @@
 """Draws the picture at the top of the README from saved results: geometry, training, cost.
 
-Run `python examples/digits.py --save digits.json` and `lightning-jd bench engines` first:
+Run `python examples/digits.py --save digits.json` and `python -m examples.lab bench engines` first:
     python docs/figures/overview.py digits.json results/engines.json
 """
 

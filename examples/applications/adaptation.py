@@ -16,10 +16,10 @@ from study import Results, Setting, arguments, choose, plot_curves, print_table,
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from examples.lab.data import load
+from examples.lab.figure import new_figure, save_figure
 from lightning_jd import backward
 from lightning_jd.aggregators import Constant, Primary, UPGrad
-from lightning_jd.lab.data import load
-from lightning_jd.lab.figure import new_figure, save_figure
 
 BATCH, POINTS, WEIGHTS = 32, 10, [0.01, 0.03, 0.1, 0.3]
 METHODS = {

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from examples.lab.figure import new_figure, save_figure
 from lightning_jd import backward
 from lightning_jd.aggregators import Constant, UPGrad
-from lightning_jd.lab.figure import new_figure, save_figure
 
 TOKENS, LENGTH, BATCH, POINTS = 16, 8, 32, 10
 WEIGHTS = [1.0, 3.0, 10.0, 30.0]  # of the second loss, with 1 for the first

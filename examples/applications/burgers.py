@@ -17,9 +17,9 @@ from scipy.stats.qmc import LatinHypercube
 from study import Results, Setting, arguments, plot_curves, print_table, run_all
 from torch import Tensor, nn
 
+from examples.lab.figure import new_figure, save_figure
 from lightning_jd import backward
 from lightning_jd.aggregators import ConFIG, MConFIG, Sum, UPGrad
-from lightning_jd.lab.figure import new_figure, save_figure
 
 VISCOSITY = 0.01 / math.pi
 FIRST_SEED = 19018  # of the notebook; the others follow it

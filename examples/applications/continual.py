@@ -16,10 +16,10 @@ from study import Results, Setting, arguments, choose, plot_curves, print_table,
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from examples.lab.data import load
+from examples.lab.figure import new_figure, save_figure
 from lightning_jd import backward
 from lightning_jd.aggregators import Aggregator, Constant, Primary, UPGrad
-from lightning_jd.lab.data import load
-from lightning_jd.lab.figure import new_figure, save_figure
 
 PAIRS, BATCH, REMEMBERED = 5, 32, 50
 RATES, REPLAY, MARGINS = [0.01, 0.03, 0.1, 0.3], [0.3, 1.0, 3.0, 10.0], [0.0, 0.5, 1.0]

@@ -17,10 +17,10 @@ from study import Results, Setting, arguments, mean_and_error, print_table, run_
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as entropy
 
+from examples.lab.figure import new_figure, save_figure
 from lightning_jd import backward
 from lightning_jd.aggregators import Constant, UPGrad
 from lightning_jd.errors import ArgumentError
-from lightning_jd.lab.figure import new_figure, save_figure
 from lightning_jd.metrics import hypervolume
 
 SWEEP = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0]

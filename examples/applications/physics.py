@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from study import Results, Setting, arguments, choose, plot_curves, print_table, run_all
 from torch import Tensor, nn
 
+from examples.lab.figure import new_figure, save_figure
 from lightning_jd import backward
 from lightning_jd.aggregators import ConFIG, Constant, GradNorm, Sum, UPGrad
-from lightning_jd.lab.figure import new_figure, save_figure
 
 VISCOSITY, WAVES = 0.05 / math.pi, (1, 2)
 WEIGHTS = [0.1, 10.0, 100.0, 1000.0]  # of boundary and start, with 1 for the equation

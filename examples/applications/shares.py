@@ -16,10 +16,10 @@ from study import Results, Setting, arguments, choose, plot_curves, print_table,
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, cross_entropy
 
+from examples.lab.data import load
+from examples.lab.figure import new_figure, save_figure
 from lightning_jd import backward
 from lightning_jd.aggregators import Krum, Mean, TrimmedMean, UPGrad
-from lightning_jd.lab.data import load
-from lightning_jd.lab.figure import new_figure, save_figure
 
 WORKERS, BATCH, CONCENTRATION, STRENGTH = 4, 32, 0.3, 10.0
 POINTS = 10  # of a curve

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from matplotlib.axes import Axes
 
+from examples.lab.console import progress_bar
+from examples.lab.statistics import standard_error
+from examples.lab.store import Store
 from lightning_jd.errors import NonFiniteError
-from lightning_jd.lab.console import progress_bar
-from lightning_jd.lab.statistics import standard_error
-from lightning_jd.lab.store import Store
 
 
 class Setting(NamedTuple):

@@ -33,7 +33,7 @@ from lightning_jd.core.processes._layout import LISTED
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.processes._replicas import check_replicas
 from lightning_jd.core.processes._static_graph import first_reduction_held, start_first_reduction
-from lightning_jd.core.processes._volume import Head, Matrix, volume
+from lightning_jd.core.processes._volume import factors_send_less, sent_by_sum
 from lightning_jd.core.rows._base import Rows
 from lightning_jd.core.rows._collect import collect
 from lightning_jd.core.rows._pieces import is_sharded, show_pieces, unsupported_by_pieces
@@ -46,8 +46,6 @@ __all__ = [
     "Delivery",
     "GroupReport",
     "Groups",
-    "Head",
-    "Matrix",
     "MemoryOption",
     "Nonfinite",
     "Pool",
@@ -64,6 +62,7 @@ __all__ = [
     "compute_update",
     "delivery_to",
     "describe_slow",
+    "factors_send_less",
     "first_reduction_held",
     "full_precision",
     "in_halves",
@@ -74,13 +73,13 @@ __all__ = [
     "objectives_of",
     "old_names",
     "report_failure",
+    "sent_by_sum",
     "show_pieces",
     "split_into_groups",
     "start_first_reduction",
     "surrogate",
     "unsupported_by_pieces",
     "unwrapped",
-    "volume",
     "warn_slow",
 ]
 

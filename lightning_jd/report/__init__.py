@@ -40,8 +40,7 @@ def report(
         run_dir: The folder of the run.
         output: The file to write; jd_report.html in the folder by default.
         title: The heading; the name of the folder by default.
-        other: The folder of another run, to be shown beside it. On the command line it is the
-            second word: lightning-jd report A B.
+        other: The folder of another run, to be shown beside it.
     """
     folder = Path(run_dir)
     run = read_run(folder)

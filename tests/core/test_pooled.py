@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from examples.lab.bench._layers import layers_of
+from examples.lab.bench._volume import volume
 from lightning_jd.aggregators import GramianAggregator, Step, resolve
 from lightning_jd.core import (
     COMPLETE,
@@ -26,7 +28,6 @@ from lightning_jd.core import (
     compute_update,
     report_failure,
     split_into_groups,
-    volume,
 )
 from lightning_jd.core.processes import _exchange, _pool, _roll_call
 from lightning_jd.core.processes._columns import buckets
@@ -44,7 +45,6 @@ from lightning_jd.engines import (
 )
 from lightning_jd.engines.tape import _tape
 from lightning_jd.errors import ArgumentError, NonFiniteError, PeerError
-from lightning_jd.lab.bench._layers import layers_of
 from tests.helpers.processes import run_in_processes
 from tests.helpers.two_processes import run_in_two_processes
 

@@ -4,6 +4,7 @@ import ast
 import doctest
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,20 +13,22 @@ from typing import Any
 import pytest
 import torch
 
+from examples.lab.__main__ import COMMANDS, _add, _parser, _underscored
+from lightning_jd import cli
 from lightning_jd.aggregators import _registry
-from lightning_jd.cli import COMMANDS, _add, _parser, _underscored
 from lightning_jd.engines.tape import unregister_flow, unregister_rule
 from tests.docs.blocks import PAGES, Block, all_blocks, blocks_of, prints
 
 PYTHON = list(all_blocks("python"))
 #: Pages whose programs train for a while, or compile.
 LONG = ("docs/tutorials/", "docs/howto/compile.md", "docs/howto/physics.md", "docs/howto/lora.md")
+LAB = "python -m examples.lab "
 #: Commands that a page runs, one line each.
 SHELL = [
     pytest.param(line.strip(), id=f"{block.page}:{block.line}")
     for block in all_blocks("bash")
     for line in block.code.replace("\\\n", " ").splitlines()
-    if line.strip().startswith("lightning-jd ")
+    if line.strip().startswith(("lightning-jd ", LAB))
 ]
 
 
@@ -109,11 +112,13 @@ def test_a_block_runs_alone(
 
 @pytest.mark.parametrize("line", SHELL)
 def test_a_command_is_one_that_exists(line: str) -> None:
+    words = shlex.split(line, comments=True)
+    if not line.startswith(LAB):
+        cli.parser().parse_args(words[1:])
+        return
     pytest.importorskip("jsonargparse")
-    import shlex
-
-    words = [_underscored(word) for word in shlex.split(line, comments=True)[1:]]
-    parser = _parser("", "lightning-jd")
+    words = [_underscored(word) for word in words[3:]]
+    parser = _parser("", LAB)
     _add(parser, COMMANDS, words)
     parser.parse_args(words)  # exits with an error on an option that does not exist
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from examples.lab.bench._runs import run_early, run_start
 from lightning_jd.aggregators import DualProj, UPGrad
 from lightning_jd.errors import ArgumentError
-from lightning_jd.lab.bench._runs import run_early, run_start
 from lightning_jd.linalg import (
     _host,
     _products,

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lightning_jd.lab.pretended._device import DEVICE, NAME
-from lightning_jd.lab.pretended._tensor import DeviceTensor
+from tests.pretended._device import DEVICE, NAME
+from tests.pretended._tensor import DeviceTensor
 
 STRICT = "strict"
 #: Those of ``ncclDataType_t``; torch sends booleans as bytes, and complex numbers as pairs.

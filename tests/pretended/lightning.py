@@ -9,7 +9,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from typing_extensions import override
 
-from lightning_jd.lab.pretended._device import DEVICE
+from tests.pretended._device import DEVICE
 
 
 class PretendedAccelerator(Accelerator):
@@ -79,7 +79,7 @@ def _placed(plugin: MixedPrecision) -> MixedPrecision:
 def trainer_on_device(accelerator: str, **arguments: Any) -> Trainer:
     """A Trainer of the lab, which asks for an accelerator by a name that Lightning does not know.
 
-    It takes the place of ``lightning_jd.lab.trainer.Trainer``.
+    It takes the place of ``examples.lab.trainer.Trainer``.
     """
     assert accelerator == DEVICE.type
     return Trainer(**on_device(**{**arguments, "devices": 1}))

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_jd.lab.pretended._tensor import _restored
 from tests.pretended import DEVICE, DeviceTensor, host, no_synchronisation, synchronisations
+from tests.pretended._tensor import _restored
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from torch.testing import assert_close
 
 from lightning_jd import JacobianDescent, JDStrategy
 from lightning_jd.errors import NonFiniteError
-from lightning_jd.lab.pretended._tensor import _restored
 from tests.helpers.lightning import QUIET, ManualRegression, Regression, batches, moved
 from tests.integration.features import FEATURES, FP16
 from tests.integration.test_nonfinite import Exploding
 from tests.pretended import DEVICE, host
+from tests.pretended._tensor import _restored
 from tests.pretended.lightning import on_device
 
 #: Dynamo does not trace a backend that lives in Python.

@@ -11,41 +11,41 @@ from typing import Any
 import pytest
 import torch
 
+from examples.lab import trainer
+from examples.lab.bench import fit as fit_module
+from examples.lab.bench import optimizers as optimizers_module
+from examples.lab.bench.ddp import Case, check_devices, measure_here
+from examples.lab.bench.engines import engines
+from examples.lab.bench.fit import fit
+from examples.lab.bench.gallery import gallery
+from examples.lab.bench.launches import launches
+from examples.lab.bench.methods import methods
+from examples.lab.bench.metrics import metrics
+from examples.lab.bench.optimizers import optimizers
+from examples.lab.bench.weights import weights
+from examples.lab.crew import hired
+from examples.lab.data import load
+from examples.lab.data.multitask import Multitask
+from examples.lab.device import here, measured_on, name_of_device
+from examples.lab.report import Report
+from examples.lab.studies import mtl as mtl_module
+from examples.lab.studies import trajectories as trajectories_module
+from examples.lab.studies._momentum import MomentumRun
+from examples.lab.studies._momentum import train as train_with_momentum
+from examples.lab.studies._settings import Setting
+from examples.lab.studies._training import train
+from examples.lab.studies.iwrm import iwrm
+from examples.lab.studies.mtl import mtl
+from examples.lab.studies.multitask._search import Budget
+from examples.lab.studies.multitask._training import train as train_tasks
+from examples.lab.studies.regularisation import regularisation
+from examples.lab.studies.speed import speed
+from examples.lab.studies.trajectories import SCENES, follow, trajectories
 from lightning_jd.errors import ArgumentError
-from lightning_jd.lab import trainer
-from lightning_jd.lab.bench import fit as fit_module
-from lightning_jd.lab.bench import optimizers as optimizers_module
-from lightning_jd.lab.bench.ddp import Case, check_devices, measure_here
-from lightning_jd.lab.bench.engines import engines
-from lightning_jd.lab.bench.fit import fit
-from lightning_jd.lab.bench.gallery import gallery
-from lightning_jd.lab.bench.launches import launches
-from lightning_jd.lab.bench.methods import methods
-from lightning_jd.lab.bench.metrics import metrics
-from lightning_jd.lab.bench.optimizers import optimizers
-from lightning_jd.lab.bench.weights import weights
-from lightning_jd.lab.crew import hired
-from lightning_jd.lab.data import load
-from lightning_jd.lab.data.multitask import Multitask
-from lightning_jd.lab.device import here, measured_on, name_of_device
-from lightning_jd.lab.report import Report
-from lightning_jd.lab.studies import mtl as mtl_module
-from lightning_jd.lab.studies import trajectories as trajectories_module
-from lightning_jd.lab.studies._momentum import MomentumRun
-from lightning_jd.lab.studies._momentum import train as train_with_momentum
-from lightning_jd.lab.studies._settings import Setting
-from lightning_jd.lab.studies._training import train
-from lightning_jd.lab.studies.iwrm import iwrm
-from lightning_jd.lab.studies.mtl import mtl
-from lightning_jd.lab.studies.multitask._search import Budget
-from lightning_jd.lab.studies.multitask._training import train as train_tasks
-from lightning_jd.lab.studies.regularisation import regularisation
-from lightning_jd.lab.studies.speed import speed
-from lightning_jd.lab.studies.trajectories import SCENES, follow, trajectories
-from tests.lab.bench.test_ddp import small, small_tasks
-from tests.lab.conftest import batch, folder
-from tests.lab.studies.test_mtl import TRIAL, data
-from tests.lab.studies.test_training import RUN, Batch
+from tests.examples.lab.bench.test_ddp import small, small_tasks
+from tests.examples.lab.conftest import batch, folder
+from tests.examples.lab.studies.test_mtl import TRIAL, data
+from tests.examples.lab.studies.test_training import RUN, Batch
 from tests.pretended import DEVICE, operations
 from tests.pretended.lightning import trainer_on_device
 from tests.pretended.processes import run_on_two_devices
@@ -195,7 +195,7 @@ def test_an_epoch_on_the_device(tmp_path: Path) -> None:
     ("bench", "arguments"),
     [
         (engines, {"cases": ["mlp-64"]}),
-        (launches, {"cases": ["mlp"], "waits": False}),
+        (launches, {"cases": ["mlp"]}),
         (methods, {"tasks": [2]}),
         (metrics, {}),
         (weights, {"sizes": [4], "families": ["gaussian"], "methods": ["upgrad"], "m1024": False}),

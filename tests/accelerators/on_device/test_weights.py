@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from examples.lab.bench._runs import run_early, run_late, run_start
 from lightning_jd.aggregators import MGDA, CAGrad, DualProj, GramianAggregator, UPGrad
 from lightning_jd.errors import NonFiniteError
-from lightning_jd.lab.bench._runs import run_early, run_late, run_start
 from lightning_jd.linalg import _device, dual_cone_solution, upgrad_solution
 from tests.helpers.gramians import FAMILIES
 from tests.pretended import DEVICE, host, operations, synchronisations

@@ -1,0 +1,1 @@
+"""Benchmarks of the package, run from the command line: ``bench --help``."""

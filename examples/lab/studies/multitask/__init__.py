@@ -1,0 +1,1 @@
+"""The pieces of ``mtl``: a trial, its training, the search, and the page."""

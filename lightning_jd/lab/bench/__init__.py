@@ -1,1 +1,0 @@
-"""Benchmarks of the package, run from the command line: ``lightning-jd bench --help``."""

@@ -1,1 +1,0 @@
-"""The pieces of ``lightning-jd mtl``: a trial, its training, the search, and the page."""

@@ -1,0 +1,181 @@
+"""`bench gallery` on tiny models; nothing here is a measurement."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from examples.lab.bench import gallery as module
+from examples.lab.bench.gallery import gallery
+from examples.lab.gallery import GALLERY, GalleryCase, Specimen
+from examples.lab.gallery._case import always, three_labels, three_targets
+from examples.lab.gallery.steps import descent_step, error_of, plain_step, row_by_row
+from lightning_jd.errors import ArgumentError, MissingDependencyError, UnknownNameError
+
+
+def regression(m: int) -> Specimen:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    batch = {"x": torch.randn(m, 4), "y": torch.randn(m, 3)}
+    return Specimen(model, always(batch), lambda net, b: three_targets(net(b["x"]), b["y"]))
+
+
+class Broken(torch.autograd.Function):
+    """Its backward fails."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, g: Tensor) -> Tensor:
+        raise RuntimeError("no gradient today")
+
+
+def broken(m: int) -> Specimen:
+    specimen = regression(m)
+    specimen.losses_of = lambda net, b: three_targets(Broken.apply(net(b["x"])), b["y"])
+    return specimen
+
+
+TINY = {
+    case.name: case
+    for case in [
+        GalleryCase("fast", regression, 4, must=1e6, tasks_must=1e6),
+        GalleryCase("slow", regression, 4, must=1e-6, mixes="nothing, but it is said"),
+        GalleryCase("broken", broken, 4, must=1.0),
+        GalleryCase("absent", regression, 4, requires=("no_such_package",)),
+    ]
+}
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Replace the models by some that take no time."""
+    for name in list(GALLERY):
+        monkeypatch.delitem(GALLERY, name)
+    for name, case in TINY.items():
+        monkeypatch.setitem(GALLERY, name, case)
+    monkeypatch.setattr(module, "compiled_ratio", lambda repeats, clock: (1.1, 5.0, 32))
+    return
+
+
+def rows_of(folder: Path) -> dict[str, dict[str, object]]:
+    rows = json.loads((folder / "gallery.json").read_text())["rows"]
+    return {row["name"]: row for row in rows}
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_table_says_what_is_fast_slow_broken_and_absent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = torch.get_num_threads()
+    gallery(repeats=2, output=tmp_path)
+    assert torch.get_num_threads() == before
+    rows = rows_of(tmp_path)
+    assert {name: row["mark"] for name, row in rows.items()} == {
+        "fast": "yes",
+        "slow": "missed",
+        "broken": "fails",
+        "compiled": "yes",
+    }
+    assert rows["fast"]["error"] < 1e-12
+    assert rows["fast"]["tasks_error"] < 1e-12
+    assert rows["fast"]["slow"] == "0 of 4"
+    page = (tmp_path / "gallery.md").read_text(encoding="utf-8")
+    assert "Slower than it must be: slow." in page
+    assert "broken fails. RuntimeError: no gradient today" in page
+    assert "Instances really mix: slow (nothing, but it is said)." in page
+    assert "Not installed: absent." in page
+    assert "Models that others wrote" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_part_of_the_table_is_measured_again(tmp_path: Path) -> None:
+    gallery(only=["slow"], repeats=1, output=tmp_path)
+    gallery(only=["fast", "compiled"], repeats=1, output=tmp_path)
+    assert list(rows_of(tmp_path)) == ["fast", "slow", "compiled"]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_wrong_arguments_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="fastt"):
+        gallery(only=["fastt"], output=tmp_path)
+    with pytest.raises(ArgumentError, match="`repeats` must be at least 1, got 0"):
+        gallery(repeats=0, output=tmp_path)
+    with pytest.raises(MissingDependencyError, match=r"lightning-jd\[gallery\]"):
+        gallery(only=["absent"], output=tmp_path)
+
+
+def test_the_error_finds_a_wrong_gradient() -> None:
+    specimen = TINY["fast"].specimen().double()
+    assert error_of(specimen, "instances") < 1e-12
+    specimen.model.zero_grad()
+
+    def spoil(p: Tensor) -> None:
+        p.grad.mul_(1.01)
+
+    specimen.model[0].weight.register_post_accumulate_grad_hook(spoil)
+    assert error_of(specimen, "instances") > 1e-4
+
+
+def test_steps_count_their_batches_and_agree_on_the_mean() -> None:
+    specimens = [TINY["fast"].specimen() for _ in range(3)]
+    seen: list[int] = []
+    batch = specimens[0].batch
+    specimens[0].batch = lambda step: [seen.append(step), batch(step)][1]
+    plain = plain_step(specimens[0])
+    plain()
+    plain()
+    assert seen == [0, 1]
+    descent_step(specimens[1], "instances")()
+    descent_step(specimens[2], "tasks")()
+    for p, q, r in zip(*(s.model.parameters() for s in specimens), strict=True):
+        torch.testing.assert_close(q.grad, p.grad)
+        torch.testing.assert_close(3 * r.grad, p.grad)  # the mean over tasks, not their sum
+
+
+def test_rows_count_complex_numbers_twice() -> None:
+    z = torch.tensor([1.0 + 2.0j], requires_grad=True)
+    assert row_by_row([z.abs().square().sum()], [z]).tolist() == [[2.0, 4.0]]
+
+
+def test_double_takes_complex_parameters_and_batches_along() -> None:
+    specimen = regression(2)
+    specimen.model.phase = nn.Parameter(torch.zeros(1, dtype=torch.cfloat))
+    specimen.double()
+    assert specimen.model.phase.dtype == torch.complex128
+    assert specimen.instances().dtype == torch.float64
+
+
+def test_labels_are_three_tasks() -> None:
+    losses = three_labels(torch.zeros(2, 12), torch.zeros(2, 3, dtype=torch.long))
+    assert list(losses) == ["label 0", "label 1", "label 2"]
+    assert torch.allclose(losses["label 2"], torch.tensor(4.0).log().expand(2))
+
+
+def test_the_gallery_has_the_models_that_are_promised() -> None:
+    musts = {name: case.must for name, case in GALLERY.items() if case.must}
+    assert len(GALLERY) >= 25
+    assert musts["llama-gqa"] == musts["llama-gqa-lora"] == musts["llama-gqa-ia3"] == 2.0
+    assert GALLERY["molecules"].tasks_must == 2.0
+
+
+def test_a_specimen_leaves_the_seed_alone() -> None:
+    state = torch.get_rng_state()
+    first, second = (GALLERY["n-beats"].specimen(2) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first.instances(), second.instances())
+
+
+@pytest.mark.slow
+def test_a_compiled_module_is_compared_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    from examples.lab.bench import _compiled
+
+    monkeypatch.setattr(_compiled.shutil, "which", lambda name: None)  # nothing is compiled to C++
+    found, milliseconds, instances = _compiled.compiled_ratio(2, "wall")
+    assert found > 0
+    assert milliseconds > 0
+    assert instances == 32

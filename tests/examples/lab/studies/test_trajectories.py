@@ -1,0 +1,142 @@
+"""What the paper says of its two quadratic functions, aggregator by aggregator."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from examples.lab.studies import trajectories as module
+from examples.lab.studies._quadratics import (
+    CONVEX_FORM,
+    ELEMENT_WISE,
+    Quadratics,
+    distance_to_curve,
+)
+from examples.lab.studies._settings import PAPER_AGGREGATORS, settings_of
+from examples.lab.studies.trajectories import SCENES, Scene, follow, trajectories
+from lightning_jd.aggregators import CAGrad
+from lightning_jd.errors import ArgumentError
+
+pytestmark = pytest.mark.slow
+
+EWQ, CQF = SCENES
+SETTINGS = {setting.aggregator: setting for setting in settings_of(PAPER_AGGREGATORS, (0.0,))}
+#: As in the paper, but for two: by its definition CAGrad with c < 1 moves with the mean wherever
+#: that moves (see below), and IMTL-G moves both coordinates alike, so that one arrives first.
+STOP_ON_THE_AXES = {"mgda", "nashmtl", "alignedmtl", "imtlg"}
+LET_A_VALUE_RISE = {"mean", "graddrop", "imtlg", "cagrad", "rgw", "alignedmtl"}
+
+
+@pytest.mark.parametrize("function", [ELEMENT_WISE, CONVEX_FORM], ids=["ewq", "cqf"])
+def test_the_jacobian_is_that_of_the_values(function: Quadratics) -> None:
+    x = torch.tensor([0.7, -1.3], dtype=torch.float64)
+    expected = torch.autograd.functional.jacobian(function.values, x)
+    torch.testing.assert_close(function.jacobian(x), expected)
+
+
+def test_gradients_of_the_convex_form_meet_as_the_paper_says() -> None:
+    def cosine(x: Tensor) -> Tensor:
+        return torch.nn.functional.cosine_similarity(*CONVEX_FORM.jacobian(x), dim=-1)
+
+    assert float(cosine(torch.zeros(2, dtype=torch.float64))) == pytest.approx(-0.925, abs=5e-4)
+    inside = CONVEX_FORM.pareto_set()[1:-1:100]
+    for point in inside:  # opposed on the Pareto set
+        assert float(cosine(point)) == pytest.approx(-1.0, abs=1e-6)
+
+
+def test_the_pareto_set_ends_in_the_two_optima() -> None:
+    curve = CONVEX_FORM.pareto_set()
+    ends = torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(curve[[0, -1]], ends, atol=1e-6, rtol=0)
+    assert distance_to_curve(ends, curve).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", PAPER_AGGREGATORS)
+def test_who_reaches_the_pareto_set_where_nothing_conflicts(name: str) -> None:
+    ends = follow(EWQ, SETTINGS[name]).points[:, -1]
+    distances = distance_to_curve(ends, EWQ.function.pareto_set())
+    off = distances > 0.1
+    assert bool(off.any()) == (name in STOP_ON_THE_AXES), distances
+    # Who does not arrive has stopped on an axis: weakly stationary, and far from optimal.
+    assert (ends[off].abs().amin(dim=1) < 1e-3).all()
+    assert (distances[off] > 0.5).all()
+
+
+def test_cagrad_cannot_stop_before_the_mean_does() -> None:
+    """The ball around the mean g of radius c |g| leaves <d, g> >= (1 - c) |g|²."""
+    for x in ([0.0, -3.0], [3.0, 1e-4], [1.0, 1e-12], [-4.0, 4.0]):
+        J = ELEMENT_WISE.jacobian(torch.tensor(x, dtype=torch.float64))
+        mean = J.mean(dim=0)
+        assert CAGrad(c=0.5)(J) @ mean >= 0.499 * mean @ mean
+
+
+@pytest.mark.parametrize("name", PAPER_AGGREGATORS)
+def test_who_lets_a_value_rise_where_gradients_conflict(name: str) -> None:
+    # IMTL-G only errs where the gradients have become opposed, far along a path.
+    found = follow(replace(CQF, steps=400 if name == "imtlg" else 200), SETTINGS[name])
+    if name in LET_A_VALUE_RISE:
+        assert found.worst_cosine < -0.01
+    else:
+        assert found.worst_cosine > -1e-6
+
+
+def test_on_the_border_of_the_dual_cone_a_value_rises_by_the_square_of_the_step() -> None:
+    rises = []
+    for lr in (0.02, 0.01):
+        scene = replace(CQF, starts=((0.0, 0.0),), lr=lr, steps=1)
+        values = CQF.function.values(follow(scene, SETTINGS["dualproj"]).points[0])
+        rises.append(float(values.diff(dim=0).max()))
+    assert rises[0] > 0
+    assert rises[1] == pytest.approx(rises[0] / 4)
+
+
+def test_upgrad_reaches_the_pareto_set_of_the_convex_form() -> None:
+    ends = follow(CQF, SETTINGS["upgrad"]).points[:, -1]
+    assert distance_to_curve(ends, CQF.function.pareto_set()).max() < 1e-3
+
+
+def test_pcgrad_is_twice_upgrad_for_two_objectives() -> None:
+    scene = Scene("short", CONVEX_FORM, ((2.0, -2.0),), 0.01, 20)
+    twice = replace(scene, lr=0.02)
+    expected = follow(twice, SETTINGS["upgrad"]).points
+    torch.testing.assert_close(follow(scene, SETTINGS["pcgrad"]).points, expected)
+
+
+def test_the_command_writes_tables_points_and_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trajectories(["mean", "upgrad"], output=str(tmp_path))
+    rows = json.loads((tmp_path / "trajectories.json").read_text())["rows"]
+    assert [(row["function"], row["method"]) for row in rows] == [
+        ("ewq", "Mean"),
+        ("ewq", "UPGrad"),
+        ("cqf", "Mean"),
+        ("cqf", "UPGrad"),
+    ]
+    assert [row["reached"] for row in rows] == [4, 4, 4, 4]
+    assert rows[2]["worst_cosine"] < 0 == rows[3]["worst_cosine"]
+    for name in ("ewq.png", "cqf.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    lines = (tmp_path / "trajectories.csv").read_text().splitlines()
+    assert lines[:2] == [
+        "function,method,start,step,x1,x2,f1,f2,distance",
+        "ewq,Mean,0,0,3,-2,9,4,3.60555",
+    ]
+
+    def must_not_follow(*_: object) -> None:
+        raise AssertionError("a finished path was followed again")
+
+    monkeypatch.setattr(module, "follow", must_not_follow)
+    trajectories(["mean", "upgrad"], output=str(tmp_path))
+    assert json.loads((tmp_path / "trajectories.json").read_text())["rows"] == rows
+    (tmp_path / "paths.jsonl").write_text("{}\n")
+    with pytest.raises(ArgumentError, match=r"line 1 of .*paths.jsonl is not one"):
+        trajectories(["mean"], output=str(tmp_path))
+
+
+def test_nothing_to_follow_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="`aggregators` must not be empty"):
+        trajectories([])
