@@ -21,7 +21,10 @@ from tests.docs.blocks import PAGES, Block, all_blocks, blocks_of, prints
 
 PYTHON = list(all_blocks("python"))
 #: Pages whose programs train for a while, or compile.
-LONG = ("docs/tutorials/", "docs/howto/compile.md", "docs/howto/physics.md", "docs/howto/lora.md")
+LONG = (
+    *("docs/tutorials/", "docs/distributed.md", "docs/howto/compile.md"),
+    *("docs/howto/physics.md", "docs/howto/lora.md"),
+)
 LAB = "python -m examples.lab "
 #: Commands that a page runs, one line each.
 SHELL = [

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from lightning_jd.engines import Objectives, Tape
 from lightning_jd.engines.tape.run import _freeing
@@ -85,8 +86,15 @@ def assert_gradients(
     assert not wrong, "; ".join(wrong)
 
 
-def check_tape(losses: Losses, named: Named, memory: str, tolerance: float, **options: Any) -> Tape:
-    """Gramian, then gradients for random weights, against the rows."""
+def check_tape(
+    losses: Losses,
+    named: Named,
+    memory: str,
+    tolerance: float,
+    rows: bool = False,
+    **options: Any,
+) -> Tape:
+    """Gramian, then gradients for random weights (then the Jacobian), against the rows."""
     blocks = jacobian_blocks(losses, named)
     tape = Tape(Objectives.of(losses), named, memory=memory, **options)
     G = tape.gramian()
@@ -96,6 +104,13 @@ def check_tape(losses: Losses, named: Named, memory: str, tolerance: float, **op
     assert set(tape.paths) >= {
         name for (name, _), b in zip(named, blocks, strict=True) if b is not None
     }
+    if rows:
+        J = tape.jacobian()
+        parts = J.split([p.numel() for _, p in named], dim=1)
+        for (name, _), found, block in zip(named, parts, blocks, strict=True):
+            expected = torch.zeros_like(found) if block is None else block.to(found)
+            assert_close(found, expected, rtol=1e-9, atol=1e-11, msg=name)
+        assert_close(tape.gramian(), J @ J.T, rtol=1e-9, atol=1e-11)
     return tape
 
 

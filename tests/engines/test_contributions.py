@@ -112,6 +112,16 @@ def test_a_small_tied_table_is_added_up_in_rows(head_first: bool) -> None:
     check(*tied(2, 50, 30, 4, head_first=head_first))
 
 
+def test_a_table_comes_in_blocks_of_entries() -> None:
+    index, D = torch.randint(0, 7, (3, 5)), torch.randn(3, 5, 2).double()
+    part = Lookup(index, D, Placement(0, 14, (7, 2)))
+    J = torch.zeros(3, 7, 2).double()
+    for k in range(3):
+        J[k].index_add_(0, index[k], D[k])
+    for width in (2, 6, 14):
+        assert_close(torch.cat(list(part.blocks(width)), dim=1), J.flatten(1))
+
+
 @pytest.mark.parametrize(("stride", "size"), [(1, 1), (2, 2)])
 def test_few_pixels_of_many_channels_are_one_product(
     stride: int, size: int, monkeypatch: pytest.MonkeyPatch

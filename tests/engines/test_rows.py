@@ -8,11 +8,10 @@ from torch.testing import assert_close
 from lightning_jd.engines import Objectives, jacobian, named_parameters_of, rows
 from lightning_jd.errors import ArgumentError
 from tests.engines.oracle import jacobian_blocks
-from tests.engines.zoo import CASES, default_dtype
+from tests.engines.zoo import CASES, FEW, default_dtype
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", FEW)
 def test_every_chunk_gives_the_same_matrix_on(name: str) -> None:
     torch.manual_seed(0)
     with default_dtype(torch.float64):

@@ -12,22 +12,20 @@ from torch import Tensor
 from lightning_jd.aggregators import (
     CRMOGM,
     Aggregator,
-    Constant,
     DualProj,
     FromFeatures,
     FromFunction,
     GramianAggregator,
-    Krum,
     MConFIG,
     MoDo,
     Normalized,
     Primary,
     Property,
-    TrimmedMean,
     UPGrad,
     WeightsEvery,
 )
 from lightning_jd.aggregators._memory import Stateful
+from tests.helpers.examples import example
 from tests.helpers.matrices import normal, size
 
 Make = Callable[[], Aggregator]
@@ -48,13 +46,7 @@ def of_definition(cls: type[Aggregator], m: int) -> Aggregator:
         return cls(eps=1e-3)
     if issubclass(cls, MoDo):  # so small that the longest rows of the set are not beyond it
         return cls(gamma=1e-16)
-    if issubclass(cls, Constant):
-        return cls(weights=[(-1.0) ** i * (i + 1) for i in range(m)])
-    if issubclass(cls, Krum):  # as many arbitrary rows as it can stand
-        return cls(n_byzantine=max(0, (m - 3) // 2))
-    if issubclass(cls, TrimmedMean):
-        return cls(trim=(m - 1) // 2)
-    return cls()
+    return cls(**example(cls, m))
 
 
 def _by_position_and_norm(gramian: Tensor) -> Tensor:

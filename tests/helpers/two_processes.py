@@ -5,6 +5,7 @@ test gets a process group of its own.
 """
 
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 Work = Callable[[int, Path], None]
 #: How long a process may wait for the other one, unless a test asks for less.
@@ -32,22 +34,11 @@ def run_in_two_processes(
         patience: Seconds that a collective operation may take.
         mortal: The rank of a process that is to die; the work is done when the other one is ready.
     """
-    try:
-        _run(work, folder, patience, mortal, "store")
-    except _UnconnectedError:  # once in a while gloo does not connect: nothing was done yet
-        _run(work, folder, patience, mortal, "second store")
-
-
-class _UnconnectedError(AssertionError):
-    """The two processes have not found each other."""
-
-
-def _run(work: Work, folder: Path, patience: float, mortal: int | None, store: str) -> None:
     global _pair
-    _pair = _pair or _Pair()
+    _pair = _pair or Team(2)
     ready = False
     try:
-        _pair.run(work, folder, patience, mortal, store)
+        _pair.run(work, folder, patience, mortal)
         ready = mortal is None
     finally:
         if not ready:  # whatever it was, the two are no longer in step
@@ -55,26 +46,31 @@ def _run(work: Work, folder: Path, patience: float, mortal: int | None, store: s
             _pair = None
 
 
-class _Pair:
-    """Two processes that wait for work."""
+class Team:
+    """Processes that wait for work.
 
-    def __init__(self) -> None:
+    What they send back decides, not how they end: torch may abort when a process ends whose threads
+    still run.
+    """
+
+    def __init__(self, size: int) -> None:
         context = mp.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
-        for rank in range(2):
+        for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, size, theirs), daemon=True)
             process.start()
             theirs.close()  # so that the pipe ends when the process does
             self._pipes.append(ours)
             self._processes.append(process)
 
     def run(
-        self, work: Work, folder: Path, patience: float, mortal: int | None, store: str
+        self, work: Work, folder: Path, patience: float = PATIENCE, mortal: int | None = None
     ) -> None:
+        """Call ``work(rank, folder)`` in all processes; arguments as above."""
         for pipe in self._pipes:
-            pipe.send((work, folder, patience, store))
+            pipe.send((work, folder, patience))
         waiting = [pipe for rank, pipe in enumerate(self._pipes) if rank != mortal]
         while waiting:
             for pipe in wait(waiting):
@@ -85,46 +81,48 @@ class _Pair:
                 except EOFError:
                     error = "the process has ended"
                 if error is not None:
-                    if "connectFullMesh failed" in error:
-                        raise _UnconnectedError(error)
                     raise AssertionError(f"In process {rank}:\n{error}")
                 waiting.remove(pipe)
 
     def stop(self) -> None:
+        """End all processes."""
         for process in self._processes:
             process.kill()
             process.join()
 
 
-_pair: _Pair | None = None
+_pair: Team | None = None
 
 
-def _serve(rank: int, pipe: Connection) -> None:
+def _serve(rank: int, size: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    ranks = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": 2}
+    if sys.platform == "linux":  # gloo otherwise asks what the name of the host stands for
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": size}
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": 0}  # read by Lightning, not used
     # Lightning joins processes that somebody else has started if torchrun seems to have done it.
-    environment = {**ranks, **address, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "tests"}
+    environment = {**ranks, **address, "LOCAL_WORLD_SIZE": size, "TORCHELASTIC_RUN_ID": "tests"}
     os.environ.update({name: str(value) for name, value in environment.items()})
     while True:
         try:
-            work, folder, patience, store = pipe.recv()
+            work, folder, patience = pipe.recv()
         except EOFError:  # the session is over
             return
-        pipe.send(_attempt(rank, work, folder, patience, store))
+        pipe.send(_attempt(rank, size, work, folder, patience))
 
 
-def _attempt(rank: int, work: Work, folder: Path, patience: float, store: str) -> str | None:
+def _attempt(rank: int, size: int, work: Work, folder: Path, patience: float) -> str | None:
     """Do the work in a process group of its own; the error, if there was one."""
     os.chdir(folder)
     try:
         dist.init_process_group(
             "gloo",
-            init_method=f"file://{folder}/{store}",
+            init_method=f"file://{folder}/store",
             rank=rank,
-            world_size=2,
-            timeout=timedelta(seconds=patience),
+            world_size=size,
+            timeout=timedelta(seconds=PATIENCE),  # the other one may be busy with its imports
         )
+        _set_pg_timeout(timedelta(seconds=patience))
         try:
             work(rank, folder)
         finally:

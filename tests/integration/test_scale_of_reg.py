@@ -118,6 +118,7 @@ def train_in_two(rank: int, folder: Path) -> None:
         assert_close(report.weights, found, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_in_two_processes(tmp_path: Path) -> None:
     run_in_two_processes(train_in_two, tmp_path)

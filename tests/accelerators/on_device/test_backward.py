@@ -12,14 +12,10 @@ from torch.testing import assert_close
 import lightning_jd
 from lightning_jd.aggregators import available, resolve
 from lightning_jd.errors import NonFiniteError
+from tests.helpers.examples import spec
 from tests.pretended import DEVICE, host
 
 METHODS = available()
-ARGUMENTS: dict[str, dict[str, Any]] = {
-    "constant": {"weights": [0.1, 0.2, 0.3, 0.4]},
-    "krum": {"n_byzantine": 0},
-    "trimmedmean": {"trim": 1},
-}
 STEPS = 3
 
 
@@ -84,7 +80,7 @@ def assert_same(form: str, method: Any, **options: Any) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_gives_the_steps_of_the_cpu(name: str) -> None:
-    method = resolve({"name": name, **ARGUMENTS.get(name, {})})
+    method = resolve(spec(name, 4))
     # Two independent samples of every task are needed, which halves of a matrix are.
     assert_same("matrix" if name in ("modo", "sdmgrad") else "tasks", method)
 

@@ -15,13 +15,15 @@ from torchmetrics import Metric
 import lightning_jd
 from lightning_jd import JacobianDescent, JDReport, optim
 from lightning_jd.aggregators import available, resolve
+from lightning_jd.engines import Objectives, Tape
 from lightning_jd.errors import ArgumentError, NonFiniteError
 from lightning_jd.linalg import dual_cone_residuals, min_norm_residuals, upgrad_solution
 from lightning_jd.metrics import DeltaM, Hypervolume, MeanRank, delta_m, hypervolume, mean_rank
-from tests.accelerators.on_device.test_backward import ARGUMENTS, FORMS, METHODS, Net
+from tests.accelerators.on_device.test_backward import FORMS, METHODS, Net
 from tests.accelerators.on_device.test_fit import SUPPORTED, assert_same, fitted
-from tests.accelerators.on_device.test_zoo import check_tape_on_device
-from tests.engines.zoo import CASES
+from tests.engines.oracle import assert_gradients, assert_gramian, jacobian_blocks
+from tests.engines.zoo import CASES, FEW
+from tests.helpers.examples import spec
 from tests.helpers.gramians import FAMILIES
 from tests.helpers.lightning import Regression
 from tests.integration.features import FEATURES
@@ -56,10 +58,30 @@ def test_the_device_refuses_float64_in_every_way() -> None:
     assert x.cpu().double().dtype == torch.float64
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "parameter_cast_before_use"])
+@pytest.mark.parametrize("name", FEW)
 def test_the_tape_on(name: str) -> None:
-    """One case casts a parameter to float64 itself."""
-    check_tape_on_device(name, 1e-4)
+    """The Gramian and the gradients of the CPU, in both memory modes."""
+    for memory in ("fast", "low"):
+        torch.manual_seed(0)
+        expected, named = CASES[name]()
+        blocks = jacobian_blocks(expected, named)
+        torch.manual_seed(0)
+        with torch.device(DEVICE):
+            losses, placed = CASES[name]()
+        tape = Tape(Objectives.of(losses), placed, memory=memory)
+        G = tape.gramian()
+        assert G.device == DEVICE
+        assert_gramian(host(G), blocks, 1e-4)
+        weights = torch.randn(len(G), dtype=G.dtype)
+        gradients = tape.gradients(weights.to(DEVICE))
+        assert_gradients([_found(g) for g in gradients], weights, blocks, named, 1e-4)
+
+
+def _found(gradient: Tensor | None) -> Tensor | None:
+    if gradient is None:
+        return None
+    assert gradient.device == DEVICE
+    return host(gradient)
 
 
 def steps(device: Any, form: str, method: Any, **options: Any) -> list[Tensor]:
@@ -78,7 +100,7 @@ def steps(device: Any, form: str, method: Any, **options: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_gives_the_steps_of_the_cpu(name: str) -> None:
-    method = resolve({"name": name, **ARGUMENTS.get(name, {})})
+    method = resolve(spec(name, 4))
     form = "matrix" if name in ("modo", "sdmgrad") else "tasks"
     expected, found = (steps(d, form, method) for d in ("cpu", DEVICE))
     assert_close(found, expected, rtol=1e-3, atol=1e-4)
@@ -99,12 +121,11 @@ def test_an_aggregator_of_gradients_alone(name: str) -> None:
     for m in (3, 80):
         torch.manual_seed(0)
         J = torch.randn(m, 7)
-        given = {"weights": [1.0] * m} if name == "constant" else ARGUMENTS.get(name, {})
         try:
-            expected = resolve({"name": name, **given})(J)
+            expected = resolve(spec(name, m))(J)
         except ArgumentError:  # some need loss values, or two samples
             continue
-        found = resolve({"name": name, **given})(J.to(DEVICE))
+        found = resolve(spec(name, m))(J.to(DEVICE))
         assert found.device == DEVICE
         if name != "graddrop":  # which draws on the device
             assert_close(host(found), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
@@ -208,11 +229,10 @@ LOGGED = [name for name in METHODS if name not in ("fromfeatures", "modo", "sdmg
 
 @pytest.mark.parametrize("name", LOGGED)
 def test_a_logged_fit_gives_the_weights_of_the_cpu(name: str) -> None:
-    given = {"weights": [0.2, 0.3, 0.5]} if name == "constant" else ARGUMENTS.get(name, {})
     log = {"every_n_steps": 1, "per_group": True, "stationarity": True}
     modules = []
     for arguments in ({}, on_device()):
-        descent = JacobianDescent(resolve({"name": name, **given}), log=log)
+        descent = JacobianDescent(spec(name, 3), log=log)
         modules.append(fitted(Regression("tasks"), descent, **arguments))
         assert str(descent.report)
     if name != "graddrop":

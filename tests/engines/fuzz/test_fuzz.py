@@ -13,7 +13,7 @@ from tests.engines.fuzz.operations import LOSSES, OPERATIONS
 from tests.engines.fuzz.shrink import script, shrink
 from tests.engines.zoo import default_dtype
 
-QUICK, ALL = 10, 50  # of each precision
+QUICK, ALL = 3, 50  # of each precision
 LAYER = Graph("float64", (3, 4), (Operation("linear", 0, False),), Operation("instances", 0, False))
 
 

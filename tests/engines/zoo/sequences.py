@@ -20,6 +20,12 @@ def embedding_with_padding() -> Built:
 
 
 @case
+def embedding_whose_first_entry_is_padding() -> Built:
+    table, head = nn.Embedding(7, WIDTH, padding_idx=0), nn.Linear(WIDTH, 2)
+    return per_instance(head(table(tokens()))), named(table, head)
+
+
+@case
 def embedding_of_single_tokens() -> Built:
     table = nn.Embedding(7, WIDTH)
     return per_instance(table(tokens(BATCH)).tanh()), named(table)
