@@ -9,7 +9,6 @@ from lightning_jd.core._backward import backward
 from lightning_jd.core._calls import method_of_call
 from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._halves import in_halves
-from lightning_jd.core._later import look_back
 from lightning_jd.core._losses import objectives_of
 from lightning_jd.core._options import (
     Accumulation,
@@ -68,7 +67,6 @@ __all__ = [
     "full_precision",
     "in_halves",
     "is_sharded",
-    "look_back",
     "loss_scale",
     "method_of_call",
     "objectives_of",
