@@ -33,8 +33,8 @@ from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.processes._replicas import check_replicas
 from lightning_jd.core.processes._static_graph import first_reduction_held, start_first_reduction
 from lightning_jd.core.processes._volume import Head, Matrix, volume
+from lightning_jd.core.rows import collect
 from lightning_jd.core.rows._base import Rows
-from lightning_jd.core.rows._collect import collect
 from lightning_jd.core.rows._pieces import is_sharded, show_pieces, unsupported_by_pieces
 
 __all__ = [
