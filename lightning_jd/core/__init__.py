@@ -9,7 +9,6 @@ from lightning_jd.core._backward import backward
 from lightning_jd.core._calls import method_of_call
 from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._halves import in_halves
-from lightning_jd.core._later import look_back
 from lightning_jd.core._losses import objectives_of
 from lightning_jd.core._options import (
     Accumulation,
@@ -34,8 +33,8 @@ from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.processes._replicas import check_replicas
 from lightning_jd.core.processes._static_graph import first_reduction_held, start_first_reduction
 from lightning_jd.core.processes._volume import factors_send_less, sent_by_sum
+from lightning_jd.core.rows import collect
 from lightning_jd.core.rows._base import Rows
-from lightning_jd.core.rows._collect import collect
 from lightning_jd.core.rows._pieces import is_sharded, show_pieces, unsupported_by_pieces
 
 __all__ = [
@@ -67,7 +66,6 @@ __all__ = [
     "full_precision",
     "in_halves",
     "is_sharded",
-    "look_back",
     "loss_scale",
     "method_of_call",
     "objectives_of",

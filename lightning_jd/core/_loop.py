@@ -25,10 +25,8 @@ from lightning_jd.core.processes._ddp import Reduction, reduction_of, unwrapped
 from lightning_jd.core.processes._delivery import COMPLETE
 from lightning_jd.core.processes._pool import ALONE, Pool
 from lightning_jd.core.processes._static_graph import first_reduction_held, start_first_reduction
+from lightning_jd.core.rows import collect
 from lightning_jd.core.rows._base import Rows
-from lightning_jd.core.rows._collect import collect
-from lightning_jd.core.rows._kept import KeptRows
-from lightning_jd.core.rows._live import LiveRows
 from lightning_jd.core.rows._pieces import is_sharded, show_pieces
 from lightning_jd.engines import (
     Losses,
@@ -129,24 +127,15 @@ class Loop:
         retain_graph: bool = False,
     ) -> Rows:
         """Rows that take the losses."""
-        if reduction is not None or is_sharded(named):
-            keeps = keeps or objectives.kind == "ranks"
-            return collect(
-                named,
-                select=self.params,
-                nonfinite=self.nonfinite,
-                keeps=keeps,
-                memory=self.memory,
-                retain_graph=retain_graph,
-            )
-        if keeps:
-            return KeptRows(named, select=self.params, nonfinite=self.nonfinite, pool=ALONE)
-        return LiveRows(
+        is_alone = reduction is None and not is_sharded(named)
+        return collect(
             named,
             select=self.params,
             nonfinite=self.nonfinite,
+            keeps=keeps or (not is_alone and objectives.kind == "ranks"),
             memory=self.memory,
             retain_graph=retain_graph,
+            pool=ALONE if is_alone else None,
         )
 
     def add(self, rows: Rows, objectives: Objectives, reduction: Reduction | None) -> None:

@@ -27,7 +27,6 @@ from lightning_jd.aggregators import (
 from lightning_jd.core._answers import check_values, direction_from, is_ours, weights_from
 from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._host import ROWS, Gramians, to_host
-from lightning_jd.core._later import can_look_later, look_later
 from lightning_jd.core._report import GroupReport, Report, total_gramian
 from lightning_jd.core._surrogate import Part
 from lightning_jd.core._update import Update
@@ -157,15 +156,6 @@ class _Step:
 
     def finite(self) -> dict[Hashable, bool]:
         """Whether the rows of each group are finite; rows that are not may have been left out."""
-        if self.looks_later():
-            self.told_gramians, self.told_values = self.gramians, self.values
-            losses = [] if self.values is None else [self.values]
-            # Gradients that overflow are the business of a GradScaler.
-            diagonals = [] if self.overflow == "mean" else _diagonals(self.gramians)
-            names = self.rows.layout.names
-            first = self.rows.named[0][1]
-            look_later(first, [*losses, *diagonals], names, has_losses=bool(losses))
-            return dict.fromkeys(self.members, True)
         while True:
             self.told_gramians, self.told_values = self.gramians, self.values
             if self.device.type != "cpu" and self.asks_on_host():
@@ -184,18 +174,6 @@ class _Step:
                 return dict(zip(known, map(all, fine), strict=False))
             self.rows = self.rows.finite_only([all(flags) for flags in zip(*fine, strict=True)])
             self.look()
-
-    def looks_later(self) -> bool:
-        """Whether nothing of this step depends on what is finite, so that nobody waits for it."""
-        method = self.method
-        return (
-            can_look_later(self.device)
-            and isinstance(method, GramianAggregator)
-            and not (method.reads_gramian or method.uses_values or method.at_features)
-            and is_ours(method)
-            and not self.rows.skips
-            and self.rows.pool.size == 1
-        )
 
     def asks_on_host(self) -> bool:
         """Whether the method sees copies, so that nothing waits for the device any more."""

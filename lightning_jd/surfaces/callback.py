@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from lightning_jd.core import Report, look_back, report_failure
+from lightning_jd.core import Report, report_failure
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._monitor import Monitor
 from lightning_jd.surfaces._patch import Patch
@@ -167,7 +167,6 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
         if session is not None:
             self._skipped.end_epoch(trainer.current_epoch)
             session.batches.check_epoch()
-            look_back()  # at the last step, which no other one follows
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the aggregator, in types that ``weights_only=True`` can load."""

@@ -32,9 +32,8 @@ from lightning_jd.core import (
 from lightning_jd.core.processes import _exchange, _pool, _roll_call
 from lightning_jd.core.processes._columns import buckets
 from lightning_jd.core.processes._pool import Pool
-from lightning_jd.core.rows._kept import KeptRows
-from lightning_jd.core.rows._live import LiveRows
-from lightning_jd.core.rows._pooled import PooledRows
+from lightning_jd.core.rows._accumulated import AccumulatedRows
+from lightning_jd.core.rows._graph import GraphRows
 from lightning_jd.engines import (
     NamedParameters,
     Objectives,
@@ -640,7 +639,7 @@ def test_three_processes_equal_one(tmp_path: Path) -> None:
     run_in_processes(work_of_three, tmp_path, 3)
 
 
-@pytest.mark.parametrize("make", [LiveRows, PooledRows, KeptRows])
+@pytest.mark.parametrize("make", [GraphRows, AccumulatedRows])
 @pytest.mark.parametrize("name", CASES_OF_THREE)
 def test_one_process_is_a_pool_of_one(name: str, make: type[Rows]) -> None:
     case = replace(CASES_OF_THREE[name], counts=(5,))

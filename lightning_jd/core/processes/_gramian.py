@@ -1,4 +1,4 @@
-"""The Gramian of contributions on all processes, without asking what is known."""
+"""The Gramian over all processes: assumes the formats of the last step, retries if one differs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lightning_jd.core.processes._pool import Pool
 from lightning_jd.engines.tape import Contribution
 
 
-class Held(NamedTuple):
-    """What a process holds of the rows of some parameters.
+class LocalParts(NamedTuple):
+    """The contributions of one process to the rows of some parameters.
 
     Attributes:
         names: The parameters.
         sizes: How many entries each of them has.
-        parts: What there is of their rows, by parameter; each at the first one that it is about.
+        parts: The contributions by parameter; one that spans several stands at the first.
     """
 
     names: tuple[str, ...]
@@ -29,7 +29,7 @@ class Held(NamedTuple):
 
 
 def gramian_of(
-    held: Callable[[], Iterable[Held]],
+    local_parts: Callable[[], Iterable[LocalParts]],
     rows: Sequence[str],
     pool: Pool,
     layout: Layout,
@@ -43,7 +43,8 @@ def gramian_of(
     exchange. Then all ask, and do it again.
 
     Args:
-        held: Gives what this process holds, some parameters at a time, the same on all processes.
+        local_parts: Gives the parts of this process, some parameters at a time, the same parameters
+            on all processes.
         rows: The names of the rows of this process.
         pool: The processes.
         layout: Whose rows go where.
@@ -58,7 +59,7 @@ def gramian_of(
         numbers = like.new_zeros(m * m + 1)  # the last counts processes with something else
         G = numbers[:-1].view(m, m)
         formed: list[Formed] = []
-        for names, sizes, parts in held() if m else ():
+        for names, sizes, parts in local_parts() if m else ():
             own = forms_of(parts, rows)
             known = Expected(pool, agreed, names)
             forms = known.ask(own) if asks else known.forms or known.ask(own)

@@ -51,6 +51,11 @@ class OwnRows(NamedTuple):
     share: tuple[float, ...]
 
 
+@lru_cache(maxsize=64)
+def _all_rows(m: int) -> OwnRows:
+    return OwnRows(tuple(range(m)), (1.0,) * m)
+
+
 @dataclass(frozen=True)
 class Layout:
     r"""The matrices :math:`S_r` in :math:`J = \sum_r S_r J_r`, over the processes r.
@@ -124,7 +129,8 @@ class Layout:
         """That of one process and one micro-batch, whose rows are J as they are."""
         losses, is_matrix = objectives.losses, objectives.kind == "instances_tasks"
         columns = losses.shape[1] if is_matrix and isinstance(losses, Tensor) else 1
-        return cls(objectives.kind, objectives.names, columns, ())
+        m = objectives.m
+        return cls(objectives.kind, objectives.names, columns, (_all_rows(m),))
 
     @property
     def m(self) -> int:

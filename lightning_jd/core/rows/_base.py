@@ -1,4 +1,8 @@
-"""What a step asks of the rows of the Jacobian, wherever they come from."""
+"""The interface of the rows of one step, and what rows of graphs and accumulated rows share.
+
+A new kind of rows implements the abstract methods of :class:`Rows`. Where each process holds its
+own rows with all their columns, the other methods are inherited.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +14,35 @@ import torch
 from torch import Tensor
 
 from lightning_jd.aggregators import Method
-from lightning_jd.core.processes._delivery import Deferred, Delivery, Gradients
-from lightning_jd.core.processes._layout import Layout
+from lightning_jd.core.processes._delivery import Deferred, Delivery, Gradients, delivered
+from lightning_jd.core.processes._layout import Description, Layout
 from lightning_jd.core.processes._pool import Pool
-from lightning_jd.engines import NamedParameters, Objectives, Slow, column_count, from_columns
+from lightning_jd.core.processes._selection import PooledSelection
+from lightning_jd.engines import (
+    NamedParameters,
+    Objectives,
+    Select,
+    Slow,
+    column_count,
+    from_columns,
+)
 from lightning_jd.errors import GraphError, NonFiniteError
 
 Nonfinite = Literal["raise", "skip"]
 
 
 class Rows(ABC):
-    """The rows of one step: those of this process, and what is known of the others'.
+    """The rows of one step: those of this process, and the layout of all processes.
 
     :meth:`add` takes the losses. :meth:`agree` ends that, and all else comes after it. All
     processes call the same methods in the same order.
 
     Args:
-        named: The parameters.
-        pool: The processes.
+        named: The parameters; the same for all micro-batches.
+        pool: The processes; by default all of them.
+        select: The parameters to aggregate, see :func:`lightning_jd.engines.select`.
+        nonfinite: ``"raise"``, or ``"skip"`` to leave out objectives whose loss or gradient is NaN
+            or infinite.
         can_skip: Whether the caller can set ``nonfinite="skip"``, so that errors may advise it.
 
     Attributes:
@@ -48,17 +63,33 @@ class Rows(ABC):
     selected: NamedParameters
     plain: NamedParameters
 
-    def __init__(self, named: NamedParameters, pool: Pool, *, can_skip: bool) -> None:
-        self.named, self.pool = named, pool
+    def __init__(
+        self,
+        named: NamedParameters,
+        *,
+        pool: Pool | None = None,
+        select: Select = "all",
+        nonfinite: Nonfinite = "raise",
+        can_skip: bool = True,
+    ) -> None:
+        self.named, self.pool = named, pool or Pool(named[0][1].device)
         self.paths: dict[str, str] = {}
         self.slow: dict[str, Slow] = {}
         self.skipped: tuple[str, ...] = ()
         self.has_values = True
-        self.skips = False
+        self.skips = nonfinite == "skip"
         self.deferred: list[Deferred] = []
         self.as_plain = False
-        self._can_skip = can_skip
+        self._which, self._nonfinite = select, nonfinite
+        self._can_skip = can_skip and not self.skips
         self._micro_batches = 0
+        self._selection = PooledSelection(named, select)
+        self._losses: list[Tensor] = []
+        self._bad: tuple[str, ...] = ()  # losses of this process that are not finite
+        # One process on a device checks losses with the Gramian, in the only wait of the step.
+        is_on_device = named[0][1].device.type != "cpu"
+        self._checks_losses = self.skips or self.pool.size > 1 or not is_on_device
+        self._agreed: tuple[int, ...] = ()  # digests of what all processes have agreed on
 
     @abstractmethod
     def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
@@ -74,7 +105,6 @@ class Rows(ABC):
         """Why a method cannot work with these rows, and what to do; ``None`` if it can."""
         return None
 
-    @abstractmethod
     def agree(self, *, exactly: bool, gramian_is_next: bool) -> None:
         """Learn what the other processes have.
 
@@ -88,14 +118,30 @@ class Rows(ABC):
             GraphError: If no loss of any process reaches a parameter.
             ArgumentError: If the rows of the processes, or micro-batches, do not fit together.
         """
+        count = sum(map(len, self._losses))
+        own = (self._selection.seen, self._bad, count, self._description())
+        told = self.pool.gather(own, self._begin if gramian_is_next else None)
+        self._agreed = self.pool.agreed
+        self._selection.hear(seen for seen, *_ in told)
+        self.skipped = tuple(name for _, names, _, _ in told for name in names)
+        if self.skipped and not self.skips:
+            raise self.losses_error(self.skipped, sum(number for _, _, number, _ in told))
+        self.layout = Layout.of(tuple(description for *_, description in told))
+        self.selected, self.plain = self._selection.selected, self._selection.plain
+        if self.layout.m and not self._selection.reached:
+            raise nothing_reached(len(self.named))
 
-    @abstractmethod
     def values(self, *, wanted: bool) -> Tensor | None:
         """The losses of all rows, shape (m,).
 
         Args:
             wanted: Whether a method reads them. Otherwise ``None`` may save a message.
         """
+        if not wanted:
+            return None
+        like = self.like()
+        own = torch.cat([like, *(values.to(like) for values in self._own_values())])
+        return self.pool.sum(self.layout.placed(own, self.pool.rank), "losses")
 
     @abstractmethod
     def gramian(self, named: NamedParameters) -> Tensor:
@@ -116,7 +162,6 @@ class Rows(ABC):
             GraphError: If there are no features.
         """
 
-    @abstractmethod
     def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:
         """This process's part of the gradients ``weights @ J`` of some parameters.
 
@@ -129,12 +174,12 @@ class Rows(ABC):
             Name of a parameter to its gradient, where some row reaches it and it is not one of
             :attr:`deferred`.
         """
+        return self._own_gradients(named, self._own_weights(weights, delivery))
 
     def plain_gradients(self, delivery: Delivery) -> Gradients:
         """This process's part of the gradients of :attr:`plain`, those of ordinary training."""
         return self.combine(self.plain, self.plain_weights(), delivery)
 
-    @abstractmethod
     def delivered(self, own: Gradients, complete: Gradients, delivery: Delivery) -> Gradients:
         """The gradients that this process adds to ``.grad``.
 
@@ -143,6 +188,8 @@ class Rows(ABC):
             complete: The gradients of the other parameters, of all rows.
             delivery: What happens to them.
         """
+        deferred = {name for names, _ in self.deferred for name in names}
+        return delivered(self.pool, self._selection, own, complete, delivery, deferred)
 
     def combined(self, weights: Tensor) -> Tensor | None:
         """The weighted sum of the losses with its graph, if differentiating it is all that is left.
@@ -167,9 +214,9 @@ class Rows(ABC):
             NonFiniteError: If none may be left out.
         """
 
-    @abstractmethod
     def shown(self) -> Tensor:
         """The losses of this process, detached, or a scalar that stands for them."""
+        return torch.cat([self.like(), *self._losses])
 
     def plain_weights(self) -> Tensor:
         """The weights of ordinary training, shape (m,): sum over tasks, mean over all else."""
@@ -203,6 +250,37 @@ class Rows(ABC):
             "finite: look for a square root, a logarithm or a division at its limit"
             f"{', or set nonfinite=' + repr('skip') if self._can_skip else ''}."
         )
+
+    @abstractmethod
+    def _description(self) -> Description:
+        """The description of the rows of this process, which the other processes receive."""
+
+    @abstractmethod
+    def _own_values(self) -> list[Tensor]:
+        """The losses of the rows of this process, as vectors in the order of the rows."""
+
+    @abstractmethod
+    def _own_gradients(self, named: NamedParameters, weights: Tensor) -> Gradients:
+        """Combine the rows of this process, with one weight each."""
+
+    def _begin(self) -> object:
+        """Start the work for the Gramian while the other processes answer; by default nothing."""
+        return None
+
+    def _note(self, objectives: Objectives) -> Objectives | None:
+        """Record a micro-batch; return its finite losses, or ``None`` if there are none."""
+        self._micro_batches += 1
+        self._selection.add(objectives)
+        self._losses.append(objectives.values())
+        self.has_values = self.has_values and objectives.has_values
+        bad = objectives.nonfinite() if self._checks_losses else ()
+        self._bad += bad
+        return without(objectives, bad) if bad or not objectives.m else objectives
+
+    def _own_weights(self, weights: Tensor, delivery: Delivery) -> Tensor:
+        """The weights of the rows of this process."""
+        own, factor = self.layout.own_weights(weights, self.pool.rank), delivery.factor(self.pool)
+        return own if factor == 1 else factor * own
 
     def _names(self, finite: Sequence[bool]) -> list[str]:
         """The names of the rows that are not finite."""
@@ -242,3 +320,26 @@ def columns_of(J: Tensor, named: NamedParameters, some: NamedParameters) -> Tens
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
+
+
+def without(objectives: Objectives, names: Sequence[str]) -> Objectives | None:
+    """The objectives that are not named; ``None`` if none is left.
+
+    Example:
+        >>> objectives = Objectives.of(torch.ones(3, requires_grad=True) * 2)
+        >>> without(objectives, ["1"]).names
+        ('0', '2')
+    """
+    kept = [i for i, name in enumerate(objectives.names) if name not in names]
+    if not kept:
+        return None
+    remaining = tuple(objectives.names[i] for i in kept)
+    known = None if objectives.known is None else objectives.known[kept]
+    if isinstance(objectives.losses, Tensor):
+        # A matrix with holes is no matrix: its entries become a list of rows.
+        kind = "instances" if objectives.kind == "instances_tasks" else objectives.kind
+        with torch.enable_grad():
+            losses = objectives.losses.reshape(-1)[kept]
+        return Objectives(remaining, kind, losses, objectives.total, known)
+    terms = tuple(objectives.losses[i] for i in kept)
+    return Objectives(remaining, objectives.kind, terms, objectives.total, known)

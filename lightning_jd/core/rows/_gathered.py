@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lightning_jd.core.processes._gramian import Held, gramian_of
+from lightning_jd.core.processes._gramian import LocalParts, gramian_of
 from lightning_jd.core.processes._layout import LISTED, Layout, kind_of
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._cut_up import gradient_cut_up, rows_cut_up
@@ -62,9 +62,9 @@ class Gathered:
             for some in [part] if places <= chosen else part.split():
                 if some.placements[0].parameter in chosen:
                     parts[some.placements[0].parameter].append(some)
-        held = Held(tuple(sorted(names)), [sum(each) for each in self._cuts], parts)
+        local = LocalParts(tuple(sorted(names)), [sum(each) for each in self._cuts], parts)
         return gramian_of(
-            lambda: [held], self._rows, self._pool, self.layout, self._agreed, self.like
+            lambda: [local], self._rows, self._pool, self.layout, self._agreed, self.like
         )[0]
 
     def combined(self, weights: Tensor, names: Collection[str]) -> Tensor:

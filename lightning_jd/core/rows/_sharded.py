@@ -23,6 +23,7 @@ from lightning_jd.core.processes._columns import products
 from lightning_jd.core.processes._delivery import Delivery, Gradients
 from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of
 from lightning_jd.core.processes._pool import Pool
+from lightning_jd.core.rows._accumulated import Store
 from lightning_jd.core.rows._base import Rows, columns_of, per_parameter
 from lightning_jd.core.rows._gathered import Gathered, Prospect
 from lightning_jd.core.rows._pieces import (
@@ -32,7 +33,6 @@ from lightning_jd.core.rows._pieces import (
     local,
     unsupported_by_pieces,
 )
-from lightning_jd.core.rows._store import Store
 from lightning_jd.engines import NamedParameters, Objectives, Select, Tape, column_count, select
 from lightning_jd.errors import ArgumentError
 
@@ -55,15 +55,15 @@ class ShardedRows(Rows):
     def __init__(
         self, named: NamedParameters, *, select: Select = "all", keeps: bool = True
     ) -> None:
-        super().__init__(named, Pool(local(named[0][1]).device), can_skip=False)
+        pool = Pool(local(named[0][1]).device)
+        super().__init__(named, pool=pool, select=select, can_skip=False)
         check_pieces(named, self.pool.size)
-        self._which, self._keeps = select, keeps
+        self._keeps = keeps
         self._gathered: Gathered | None = None
         self._pieces: NamedParameters = [(name, local(tensor)) for name, tensor in named]
         self._kinds: set[tuple[str, int]] = set()  # and the number of tasks per instance
         columns = sum(column_count(piece) for _, piece in self._pieces)
         self._store = Store(self.like().new_zeros(0, columns))  # what this process has of all rows
-        self._losses: list[Tensor] = []
         self._ways: dict[str, str] = {}
         self._J = torch.empty(0)
 
@@ -129,7 +129,7 @@ class ShardedRows(Rows):
         """The mean over micro-batches, over all processes."""
         if not wanted:
             return None
-        return self.pool.sum(torch.cat(self._store.losses(mean=True)).to(self._J), "losses")
+        return self.pool.sum(torch.cat(self._own_values()).to(self._J), "losses")
 
     @override
     def gramian(self, named: NamedParameters) -> Tensor:
@@ -148,11 +148,7 @@ class ShardedRows(Rows):
 
     @override
     def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:
-        if self._gathered is not None:
-            found = self._gathered.combined(weights, {name for name, _ in named})
-            return per_parameter(found, named)
-        part = columns_of(self._J, self._pieces, named)
-        return per_parameter(weights.to(part) @ part, named)
+        return self._own_gradients(named, weights)
 
     @override
     def delivered(self, own: Gradients, complete: Gradients, delivery: Delivery) -> Gradients:
@@ -164,8 +160,20 @@ class ShardedRows(Rows):
         raise self.gradients_error(self._names(finite))
 
     @override
-    def shown(self) -> Tensor:
-        return torch.cat(self._losses)
+    def _description(self) -> Description:
+        raise AssertionError("described by micro-batch: see `_layout_of`")
+
+    @override
+    def _own_values(self) -> list[Tensor]:
+        return self._store.losses(mean=True)
+
+    @override
+    def _own_gradients(self, named: NamedParameters, weights: Tensor) -> Gradients:
+        if self._gathered is not None:
+            found = self._gathered.combined(weights, {name for name, _ in named})
+            return per_parameter(found, named)
+        part = columns_of(self._J, self._pieces, named)
+        return per_parameter(weights.to(part) @ part, named)
 
     def _layout_of(self, objectives: Objectives, prospect: Prospect) -> tuple[Layout, str, bool]:
         """Learn what the other processes have in this micro-batch.

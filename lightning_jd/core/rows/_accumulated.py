@@ -1,8 +1,9 @@
-"""Rows of a batch that comes in pieces, kept until the last of them."""
+"""Rows of a batch that comes in micro-batches, stored until the last of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -10,11 +11,9 @@ from typing_extensions import override
 
 from lightning_jd.core.processes._delivery import Gradients
 from lightning_jd.core.processes._exchange import add_by_rows, all_at_first
-from lightning_jd.core.processes._layout import Description, kind_of
+from lightning_jd.core.processes._layout import LISTED, Description, kind_of
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._base import Nonfinite, Rows, columns_of, per_parameter
-from lightning_jd.core.rows._store import Store
-from lightning_jd.core.rows._whole import WholeRows
 from lightning_jd.engines import (
     NamedParameters,
     Objectives,
@@ -26,22 +25,22 @@ from lightning_jd.engines import (
 from lightning_jd.errors import GraphError
 
 
-class KeptRows(WholeRows):
+class AccumulatedRows(Rows):
     """Adds up the rows of tasks (and ranks) and lists the rows of instances.
 
-    Tasks are means over their data, so the row of a task is the mean of its rows in all pieces that
-    have it. Instances are the data: their rows are put one below the other. So a process keeps
-    (m, n) numbers.
+    Tasks are means over their data, so the row of a task is the mean of its rows in all
+    micro-batches that have it. Instances are the data: their rows are put one below the other. So a
+    process stores (m, n) numbers.
 
-    Arguments are those of :class:`WholeRows`.
+    Arguments are those of :class:`Rows`.
 
     Example:
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
-        >>> kept = KeptRows([("x", x)])
-        >>> for piece in (x * x, 3 * x[:1]):  # three instances in two pieces
-        ...     kept.add(Objectives.of(piece))
-        >>> kept.agree(exactly=True, gramian_is_next=True)
-        >>> kept.jacobian(kept.selected)
+        >>> rows = AccumulatedRows([("x", x)])
+        >>> for losses in (x * x, 3 * x[:1]):  # three instances
+        ...     rows.add(Objectives.of(losses))
+        >>> rows.agree(exactly=True, gramian_is_next=True)
+        >>> rows.jacobian(rows.selected)
         tensor([[2., 0.],
                 [0., 4.],
                 [3., 0.]])
@@ -55,15 +54,17 @@ class KeptRows(WholeRows):
         nonfinite: Nonfinite = "raise",
         pool: Pool | None = None,
     ) -> None:
-        super().__init__(named, select=select, nonfinite=nonfinite, pool=pool)
+        super().__init__(named, pool=pool, select=select, nonfinite=nonfinite)
         self._kinds: set[str] = set()
         self._columns: set[int] = set()  # number of tasks per instance, where that is known
         columns = sum(column_count(tensor) for _, tensor in named)
         self._store = Store(self.like().new_zeros(0, columns))
         self._holes = False
+        self._loss_names: list[tuple[str, ...]] = []
 
     @override
     def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
+        self._loss_names.append(objectives.names)
         if (finite := self._note(objectives)) is None:
             return
         J = self._rows_of(finite, scale)
@@ -84,7 +85,7 @@ class KeptRows(WholeRows):
     def gramian(self, named: NamedParameters) -> Tensor:
         G = self.like().new_zeros(self.layout.m, self.layout.m)
         add_by_rows(G, self.pool, self.layout, [self._matrix(named).to(G)])
-        return self.pool.sum(self._spoilt(G), "gramian")
+        return self.pool.sum(self._with_losses(G), "gramian")
 
     @override
     def jacobian(self, named: NamedParameters) -> Tensor:
@@ -102,7 +103,10 @@ class KeptRows(WholeRows):
     def finite_only(self, finite: Sequence[bool]) -> Rows:
         bad = self._names(finite)
         if self._nonfinite == "raise":
-            self._check_losses()
+            names = [name for some in self._loss_names for name in some]
+            values = torch.cat(self._losses).tolist()
+            if found := [n for n, value in zip(names, values, strict=True) if not isfinite(value)]:
+                raise self.losses_error(found, len(values))
             raise self.gradients_error(bad)
         self.skipped += tuple(bad)
         own = self.layout.rows[self.pool.rank].where
@@ -134,7 +138,7 @@ class KeptRows(WholeRows):
     def _rows_of(self, objectives: Objectives, scale: float | Tensor) -> Tensor:
         J, slow = jacobian_with_reasons(objectives, self.named, scale=scale)
         self.slow |= slow
-        if objectives.m == 1 or not self._looks_at_once or bool(torch.isfinite(J).all()):
+        if objectives.m == 1 or not self._checks_losses or bool(torch.isfinite(J).all()):
             return J
         # Rows that are computed together spoil one another (zero times infinity is not a number).
         return jacobian(objectives, self.named, scale=scale, chunk=1)
@@ -142,3 +146,72 @@ class KeptRows(WholeRows):
     def _matrix(self, named: NamedParameters) -> Tensor:
         """The columns of some parameters, shape (rows of this process, their entries)."""
         return columns_of(self._store.rows(), self.named, named)
+
+    def _with_losses(self, G: Tensor) -> Tensor:
+        """Add 0 * loss to the diagonal, so that an unchecked NaN loss shows up in the Gramian."""
+        if self._checks_losses or not len(G):
+            return G
+        losses = torch.cat([values.to(G) for values in self._own_values()])
+        G.diagonal().add_(self.layout.placed(0 * losses, self.pool.rank))
+        return G
+
+
+class Store:
+    """Adds up the rows of tasks (and ranks) and lists the rows of instances.
+
+    Args:
+        empty: No row at all, shape (0, n).
+
+    Attributes:
+        sums: Name of a task to the sum of its rows, and how many there were.
+    """
+
+    def __init__(self, empty: Tensor) -> None:
+        self._empty = empty
+        self.sums: dict[str, tuple[Tensor, int]] = {}
+        self._lists: list[Tensor] = []
+        self._listed_losses: list[Tensor] = []  # of the rows in the lists, or ...
+        self._summed_losses: dict[str, Tensor] = {}  # ... the sums that belong to the sums
+
+    def add(self, kind: str, names: Sequence[str], J: Tensor, losses: Tensor) -> None:
+        """Take the rows of one micro-batch, shape (m, n), and their losses, shape (m,)."""
+        if kind in LISTED:
+            self._lists.append(J)
+            self._listed_losses.append(losses)
+            return
+        for name, row, loss in zip(names, J, losses, strict=True):
+            total, count = self.sums.get(name, (None, 0))
+            self.sums[name] = (row if total is None else total + row, count + 1)
+            self._summed_losses[name] = loss + self._summed_losses.get(name, 0)
+
+    @property
+    def listed(self) -> int:
+        """The number of rows in the lists."""
+        return sum(map(len, self._lists))
+
+    def losses(self, *, mean: bool = False) -> list[Tensor]:
+        """The losses of all rows, as vectors in their order; of tasks, sums or means."""
+        if not self.sums:
+            return self._listed_losses
+        pairs = [(self._summed_losses[name], count) for name, (_, count) in self.sums.items()]
+        return [torch.stack([total / count if mean else total for total, count in pairs])]
+
+    def rows(self, *, mean: bool = False) -> Tensor:
+        """All rows as one matrix, put together once; of tasks, sums or means."""
+        if self.sums:
+            found = [total / count if mean else total for total, count in self.sums.values()]
+            return torch.stack(found) if len(found) > 1 else found[0].unsqueeze(0)
+        if len(self._lists) != 1:
+            self._lists = [torch.cat([self._empty, *self._lists])]
+        return self._lists[0]
+
+    def keep(self, positions: Sequence[int]) -> None:
+        """Forget all rows but these."""
+        J = self.rows()[list(positions)]
+        if self.sums:
+            names = [name for k, name in enumerate(self.sums) if k in positions]
+            counts = [self.sums[name][1] for name in names]
+            self.sums = dict(zip(names, zip(J, counts, strict=True), strict=True))
+        else:
+            self._lists = [J]
+            self._listed_losses = [torch.cat(self._listed_losses)[list(positions)]]
