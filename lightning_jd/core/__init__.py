@@ -13,6 +13,7 @@ from lightning_jd.core._later import look_back
 from lightning_jd.core._losses import objectives_of
 from lightning_jd.core._options import (
     Accumulation,
+    BatchNormOption,
     MemoryOption,
     Nonfinite,
     RowsOption,
@@ -43,6 +44,7 @@ __all__ = [
     "LISTED",
     "Accumulation",
     "Accumulator",
+    "BatchNormOption",
     "Delivery",
     "GroupReport",
     "Groups",

@@ -9,12 +9,14 @@ DistributedDataParallel, the optimizer) stays Lightning's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_jd._batch_norm import frozen_batch_norm
 from lightning_jd.core import (
     Pool,
     Report,
@@ -97,7 +99,8 @@ class Session:
         eager = self._eager.around(strategy.lightning_module)
         listening = self._splitter.listening(strategy.lightning_module)
         held = first_reduction_held(strategy.model)
-        with eager, listening, reusable_compiled_graphs(), held:
+        frozen = frozen_batch_norm() if self.settings.batch_norm == "frozen" else nullcontext()
+        with eager, listening, reusable_compiled_graphs(), held, frozen:
             output = original(*args, **kwargs)
         is_automatic = strategy.lightning_module.automatic_optimization
         self.batches.add(is_skipped=is_automatic and output is None)

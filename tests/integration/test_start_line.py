@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_jd.errors import ArgumentError
 from lightning_jd.surfaces import JacobianDescent, JDStrategy
 from tests.helpers.lightning import ManualRegression, Regression, batches, fit
 
@@ -92,3 +93,12 @@ def test_nothing_is_said_where_nothing_is_slow(form: Any) -> None:
     assert "Slow" not in line
     if form == "tasks":  # and a pass per task is what it is, not a defect
         assert "6 tensors: one backward pass per task." in line
+
+
+def test_frozen_batch_norm_is_not_slow() -> None:
+    (line,) = lines_of(Regression("instances", net=with_batch_norm()), batch_norm="frozen")
+    assert "6 tensors: one backward pass for all objectives." in line
+    assert "Slow" not in line
+    assert "batch_norm='frozen'" in repr(JacobianDescent(batch_norm="frozen"))
+    with pytest.raises(ArgumentError, match="`batch_norm` must be one of 'exact', 'frozen', got"):
+        JacobianDescent(batch_norm="frosen")  # type: ignore[arg-type]
