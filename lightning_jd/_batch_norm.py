@@ -1,8 +1,13 @@
-"""GroupNorm in the place of BatchNorm, which mixes the instances of a batch."""
+"""Two remedies for BatchNorm, which mixes the instances of a batch: GroupNorm, or constants."""
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
@@ -89,3 +94,51 @@ def _group_norm(name: str, layer: _BatchNorm, groups: int) -> nn.GroupNorm:
     if layer.affine:
         norm.weight, norm.bias = layer.weight, layer.bias
     return norm.train(layer.training)
+
+
+@contextmanager
+def frozen_batch_norm() -> Iterator[None]:
+    """In this context, BatchNorm treats the statistics of the batch as constants.
+
+    Outputs and running statistics are those of plain training. Gradients are those of the model
+    with fixed mean and variance, as if each instance had no effect on them: the part of the
+    gradient that passes through mean and variance is missing. So BatchNorm does not mix the
+    instances, and the gradients of all of them take one backward pass.
+
+    Run the forward pass in this context; ``JacobianDescent(batch_norm="frozen")`` does so. It
+    covers ``BatchNorm1d``, ``2d`` and ``3d`` and :func:`torch.nn.functional.batch_norm`, but not
+    ``SyncBatchNorm`` on several processes. It applies to all threads of the process.
+
+    Example:
+        >>> x = torch.tensor([[1.0], [3.0]], requires_grad=True)
+        >>> with frozen_batch_norm():
+        ...     y = nn.BatchNorm1d(1, eps=0)(x)
+        >>> y.flatten().tolist(), torch.autograd.grad(y[0, 0], x)[0].flatten().tolist()
+        ([-1.0, 1.0], [1.0, 0.0])
+    """
+    original = F.batch_norm
+
+    def frozen(
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if training and input.numel() > input.shape[1]:  # else torch raises its own error
+            with torch.no_grad():  # updates the running statistics
+                _, mean, inverse = torch.native_batch_norm(
+                    input, None, None, running_mean, running_var, True, momentum, eps
+                )
+                running_mean, running_var = mean, inverse**-2 - eps
+            training = False
+        return original(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+    F.batch_norm = frozen
+    try:
+        yield
+    finally:
+        F.batch_norm = original

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_jd._batch_norm import Replaced, replace_batch_norm
+from lightning_jd._batch_norm import Replaced, frozen_batch_norm, replace_batch_norm
 from lightning_jd.errors import ArgumentError, JDError, SetupError
 
-__all__ = ["Replaced", "doctor", "replace_batch_norm"]
+__all__ = ["Replaced", "doctor", "frozen_batch_norm", "replace_batch_norm"]
 
 
 def doctor(

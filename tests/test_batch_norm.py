@@ -1,13 +1,15 @@
-"""BatchNorm is replaced by GroupNorm wherever it is, and instances cost one pass again."""
+"""BatchNorm is replaced by GroupNorm or takes constants, and instances cost one pass again."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_jd import backward, explain
-from lightning_jd.doctor import replace_batch_norm
+from lightning_jd.doctor import frozen_batch_norm, replace_batch_norm
 from lightning_jd.errors import ArgumentError
 
 
@@ -95,6 +97,63 @@ def test_tasks_cost_a_pass_each_in_any_case() -> None:
     model, x = Block(), torch.randn(5, 3, 8, 8)
     outputs = model(x)
     assert backward([outputs.mean(), outputs.square().mean()], model, "upgrad").slow == {}
+
+
+def fixed(model: nn.Module, x: Tensor, sizes: list[int]) -> nn.Module:
+    """A copy in which the statistics of a batch, of so many numbers per channel, are fixed."""
+    twin = copy.deepcopy(model)
+    norms = [layer for layer in twin.modules() if isinstance(layer, _BatchNorm)]
+    for layer in norms:
+        layer.momentum = 1.0
+    twin(x)
+    for layer, n in zip(norms, sizes, strict=True):
+        assert layer.running_var is not None
+        layer.running_var *= (n - 1) / n  # the one that the batch was divided by
+    return twin.eval()
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_frozen_statistics_are_constants(affine: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4, affine=affine),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+        nn.BatchNorm1d(5, momentum=None, track_running_stats=affine),
+    ).double()
+    x = torch.randn(6, 3, 4, 4, dtype=torch.float64)
+    plain = copy.deepcopy(model)
+    with frozen_batch_norm():
+        outputs = model(x)
+    torch.testing.assert_close(outputs, plain(x))  # and so are running statistics:
+    for ours, theirs in zip(model.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    if not affine:
+        return  # without statistics of its own, there is no model with fixed ones
+    twin = fixed(model, x, [24, 6])
+    losses = twin(x).square().mean(dim=1)
+    tensors = list(twin.parameters())
+    rows = [torch.autograd.grad(loss, tensors, retain_graph=True) for loss in losses]
+    report = backward(outputs.square().mean(dim=1), model, "mean")
+    assert report.slow == {}
+    J = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+    torch.testing.assert_close(report.gramian, J @ J.T)
+    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(found, J.mean(dim=0))
+
+
+def test_what_is_frozen_is_restored() -> None:
+    before = nn.functional.batch_norm
+    with pytest.raises(ValueError, match="more than 1 value"), frozen_batch_norm():  # torch's own
+        nn.BatchNorm1d(3)(torch.randn(1, 3))
+    assert nn.functional.batch_norm is before
+    layer = nn.BatchNorm1d(3).eval()
+    x = torch.randn(4, 3)
+    with frozen_batch_norm():
+        assert torch.equal(layer(x), layer(x))
+        assert int(layer.num_batches_tracked or 0) == 0
 
 
 @pytest.mark.parametrize(

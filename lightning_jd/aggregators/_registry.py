@@ -3,7 +3,8 @@
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
-from inspect import Signature, isabstract, signature
+from importlib import import_module
+from inspect import Parameter, Signature, isabstract, signature
 from typing import Any, Literal, TypeVar, overload
 
 from lightning_jd.aggregators._balancer import Balancer
@@ -105,8 +106,9 @@ def resolve(spec: AggregatorSpec) -> Method:
     Args:
         spec: A registered name (``"upgrad"``, or as papers write it, ``"Nash-MTL"``), a mapping
             with ``"name"`` and the arguments of its constructor (``{"name": "cagrad", "c": 0.4}``),
-            an object (returned unchanged), a class, a ``torchjd`` Weighting or Aggregator, or a
-            function from Gramians to weights.
+            or with ``"class_path"`` and ``"init_args"``, as LightningCLI writes them, an object
+            (returned unchanged), a class, a ``torchjd`` Weighting or Aggregator, or a function from
+            Gramians to weights.
 
     Raises:
         UnknownNameError: If the name is not registered; the message lists the registered names.
@@ -117,10 +119,12 @@ def resolve(spec: AggregatorSpec) -> Method:
         CAGrad(c=0.4)
     """
     if isinstance(spec, Method):
-        return spec
+        return _complete(spec)
     if isinstance(spec, str):
         return _build(_lookup(spec), {})
     if isinstance(spec, Mapping):
+        if "class_path" in spec:
+            return _by_path(spec)
         arguments = dict(spec)
         if not isinstance(name := arguments.pop("name", None), str):
             raise ArgumentError(
@@ -134,10 +138,57 @@ def resolve(spec: AggregatorSpec) -> Method:
         return adapt(spec)
     if callable(spec) and not isinstance(spec, type):
         return FromFunction(spec)
+    if isinstance(spec, type) and issubclass(spec, Callable):  # type: ignore[arg-type]
+        raise ArgumentError(
+            f"`aggregator` must be an object, got the class {spec.__name__}. Call it: "
+            f"{spec.__name__}()."
+        )
     raise ArgumentError(
         "`aggregator` must be a name, a mapping with a name, an Aggregator or Balancer (object or "
         f"class), an object of torchjd or a function from Gramians to weights, got {spec!r}."
     )
+
+
+def _by_path(spec: Mapping[str, Any]) -> Method:
+    """The method of a class that LightningCLI describes by its path."""
+    path, arguments = spec["class_path"], dict(spec.get("init_args") or {})
+    module, _, name = str(path).rpartition(".")
+    try:
+        cls = getattr(import_module(module or "lightning_jd.aggregators"), name)
+    except (ImportError, AttributeError) as error:
+        raise ArgumentError(
+            f"`class_path` must be the path of a class, got {path!r}: {error}. Write for instance "
+            '"lightning_jd.CAGrad", or {"name": "cagrad"}.'
+        ) from error
+    return _build(cls, arguments) if _is_method(cls) else resolve(cls(**arguments))
+
+
+def _is_method(cls: object) -> bool:
+    return isinstance(cls, type) and issubclass(cls, Method)
+
+
+def _complete(method: Method) -> Method:
+    """The method, if its constructor did what others rely on.
+
+    Raises:
+        ArgumentError: If it did not call that of its base class.
+    """
+    cls = type(method)
+    if "_parameters" not in vars(method):
+        raise ArgumentError(
+            f"The constructor of an aggregator must call `super().__init__()`, "
+            f"{cls.__name__}.__init__ does not. Call it before any attribute is set."
+        )
+    kinds = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    named = [name for name, each in _constructor(cls).parameters.items() if each.kind not in kinds]
+    if lost := [name for name in named if not hasattr(method, name)]:
+        warnings.warn(
+            f"{cls.__name__} should store the argument {lost[0]!r} of its constructor as "
+            f"`self.{lost[0]}`: otherwise its `repr` and the report of a run do not show it.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return method
 
 
 def _lookup(name: str) -> type[Method]:
@@ -166,7 +217,7 @@ def _build(cls: type[Method], arguments: dict[str, Any]) -> Method:
             f"The arguments must be those of {cls.__name__}{expected}, got {arguments}: {error}. "
             f'Write {{"name": "{cls.name}"{written}}}.'
         ) from error
-    return cls(**arguments)
+    return _complete(cls(**arguments))
 
 
 def _number(expected: Signature, name: str, value: Any) -> Any:

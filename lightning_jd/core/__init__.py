@@ -12,6 +12,7 @@ from lightning_jd.core._halves import in_halves
 from lightning_jd.core._losses import objectives_of
 from lightning_jd.core._options import (
     Accumulation,
+    BatchNormOption,
     MemoryOption,
     Nonfinite,
     RowsOption,
@@ -42,6 +43,7 @@ __all__ = [
     "LISTED",
     "Accumulation",
     "Accumulator",
+    "BatchNormOption",
     "Delivery",
     "GroupReport",
     "Groups",

@@ -10,12 +10,14 @@ RowsOption = Literal["tasks", "instances", "ranks"]
 Nonfinite = Literal["raise", "skip"]
 MemoryOption = Literal["fast", "low"]
 Accumulation = Literal["batch", "step"]
+BatchNormOption = Literal["exact", "frozen"]
 
 _CHOICES: dict[str, tuple[object, ...]] = {
     "rows": (None, *get_args(RowsOption)),
     "nonfinite": get_args(Nonfinite),
     "memory": get_args(MemoryOption),
     "accumulation": get_args(Accumulation),
+    "batch_norm": get_args(BatchNormOption),
 }
 
 

@@ -271,7 +271,10 @@ def _named(losses: object) -> Iterable[tuple[str, object]]:
 
 def _scalar(name: str, loss: object) -> Tensor:
     if not isinstance(loss, Tensor):
-        raise ArgumentError(f"`{name}` must be a tensor, got {type(loss).__name__}.")
+        raise ArgumentError(
+            f"`{name}` must be a tensor, got {type(loss).__name__}. A number has no gradient: "
+            "leave it out, or use None for a task without a loss in this batch."
+        )
     if loss.ndim > 0:
         raise ShapeError(
             f"`{name}` must be a scalar, got shape {tuple(loss.shape)}. Reduce it with `.mean()`, "

@@ -55,7 +55,8 @@ def named_parameters_of(params: Parameters) -> NamedParameters:
     for name, tensor in pairs:
         if not isinstance(tensor, Tensor):
             raise ArgumentError(
-                f"`params` must hold tensors, got {type(tensor).__name__} as {name!r}."
+                f"`model` must be a module or hold tensors, got {type(tensor).__name__} as {name!r}"
+                ". Wrap several modules in `nn.ModuleList`."
             )
         if not tensor.requires_grad or id(tensor) in seen:
             continue

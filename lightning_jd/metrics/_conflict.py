@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_jd.metrics._reported import Reported, read
 from lightning_jd.metrics._streaming import StreamingMetric
 from lightning_jd.metrics._unit import TOLERANCE, check_tolerance, share_below, unit_gramian
 
@@ -58,10 +59,11 @@ class ConflictRate(StreamingMetric):
         self.tolerance = tolerance
 
     @override
-    def update(self, gramian: Tensor, weights: Tensor | None = None) -> None:
-        """Add the Gramian (m, m) of one update; the weights are ignored."""
-        m = len(gramian)
-        rate = conflict_rate(gramian, tolerance=self.tolerance)
+    def update(self, gramian: Tensor | Reported, weights: Tensor | None = None) -> None:
+        """Add the Gramian (m, m) of one update, or its report; the weights are ignored."""
+        G, _ = read(gramian)
+        m = len(G)
+        rate = conflict_rate(G, tolerance=self.tolerance)
         self.record(rate.reshape(1), weight=m * (m - 1) / 2)
 
     @override

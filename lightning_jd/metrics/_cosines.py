@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from lightning_jd.metrics._names import check_names, positions
 from lightning_jd.metrics._plot import Axes, Figure, draw_heat_map
+from lightning_jd.metrics._reported import Reported
 from lightning_jd.metrics._unit import unit_gramian
 
 
@@ -63,11 +64,13 @@ class PairwiseCosine(Metric):
         self.add_state("count", torch.zeros(m, m), dist_reduce_fx="sum")
 
     @override
-    def update(self, gramian: Tensor, names: Sequence[str] | Tensor | None = None) -> None:
+    def update(
+        self, gramian: Tensor | Reported, names: Sequence[str] | Tensor | None = None
+    ) -> None:
         """Add the Gramian of one update.
 
         Args:
-            gramian: Shape ``(m, m)``.
+            gramian: Shape ``(m, m)``, or a report.
             names: The objectives of the rows; all of them in order by default. In a
                 ``MetricCollection`` this position receives the weights, which are ignored.
 
@@ -75,6 +78,8 @@ class PairwiseCosine(Metric):
             UnknownNameError: If the metric does not have this name.
             ShapeError: If the number of names differs from the number of rows.
         """
+        if not isinstance(gramian, Tensor):
+            names, gramian = gramian.names, gramian.gramian
         C = pairwise_cosines(gramian)
         names = None if isinstance(names, Tensor) else names
         where = torch.tensor(positions(names, self.names, len(C)), device=C.device)

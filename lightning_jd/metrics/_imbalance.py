@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_jd.metrics._reported import Reported, read
 from lightning_jd.metrics._streaming import StreamingMetric
 from lightning_jd.metrics._unit import single_or_double, unit_gramian
 
@@ -72,9 +73,9 @@ class NormImbalance(StreamingMetric):
         super().__init__(["imbalance"], **kwargs)
 
     @override
-    def update(self, gramian: Tensor, weights: Tensor | None = None) -> None:
-        """Add the Gramian (m, m) of one update."""
-        self.record(single_or_double(norm_imbalance(gramian)).log10().reshape(1))
+    def update(self, gramian: Tensor | Reported, weights: Tensor | None = None) -> None:
+        """Add the Gramian (m, m) of one update, or its report."""
+        self.record(single_or_double(norm_imbalance(read(gramian)[0])).log10().reshape(1))
 
     @override
     def compute(self) -> Tensor:

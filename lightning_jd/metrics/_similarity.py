@@ -6,6 +6,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.metrics._alignment import alignment
+from lightning_jd.metrics._reported import Reported, read
 from lightning_jd.metrics._streaming import StreamingMetric
 
 
@@ -78,12 +79,13 @@ class SimilarityToMean(StreamingMetric):
     @override
     def update(
         self,
-        gramian: Tensor | None = None,
+        gramian: Tensor | Reported | None = None,
         weights: Tensor | None = None,
         *,
         jacobian: Tensor | None = None,
         update: Tensor | None = None,
     ) -> None:
-        """Add one update; the arguments are those of :func:`similarity_to_mean`."""
-        value = similarity_to_mean(gramian, weights, jacobian=jacobian, update=update)
+        """Add one update: the arguments of :func:`similarity_to_mean`, or a report."""
+        G, w = read(gramian, weights)
+        value = similarity_to_mean(G, w, jacobian=jacobian, update=update)
         self.record(value.reshape(1))

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from lightning_jd.errors import NonFiniteError
 from lightning_jd.linalg import min_norm_weights
+from lightning_jd.metrics._reported import Reported, read
 from lightning_jd.metrics._streaming import StreamingMetric
 from lightning_jd.metrics._unit import unit_gramian
 
@@ -74,6 +75,6 @@ class StationarityDistance(StreamingMetric):
         super().__init__(["distance to stationarity"], **kwargs)
 
     @override
-    def update(self, gramian: Tensor, weights: Tensor | None = None) -> None:
-        """Add the Gramian (m, m) of one update."""
-        self.record(stationarity_distance(gramian).reshape(1))
+    def update(self, gramian: Tensor | Reported, weights: Tensor | None = None) -> None:
+        """Add the Gramian (m, m) of one update, or its report."""
+        self.record(stationarity_distance(read(gramian)[0]).reshape(1))

@@ -36,7 +36,7 @@ class StreamingMetric(Metric):
     make the same number of updates (up to the width of a bin), as under DDP.
 
     Subclasses call :meth:`record` from ``update``. Every metric accepts a Gramian and weights,
-    ``update(G, w)``, and uses what it needs, so all of them work in one
+    ``update(G, w)``, or the report of a step, and uses what it needs, so all of them work in one
     ``torchmetrics.MetricCollection``. Before the first update the result is NaN.
 
     Args:

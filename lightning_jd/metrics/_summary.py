@@ -11,6 +11,7 @@ from lightning_jd.metrics._conflict import rate_of_cosines
 from lightning_jd.metrics._imbalance import log_deviation
 from lightning_jd.metrics._names import positions
 from lightning_jd.metrics._plot import Figure, draw_curves, new_grid
+from lightning_jd.metrics._reported import Reported, read
 from lightning_jd.metrics._stationarity import of_unit as distance_of_unit
 from lightning_jd.metrics._streaming import StreamingMetric
 from lightning_jd.metrics._unit import TOLERANCE, check_tolerance, share_below, unit_gramian
@@ -144,16 +145,17 @@ class ConflictSummary(StreamingMetric):
     @override
     def update(
         self,
-        gramian: Tensor,
+        gramian: Tensor | Reported,
         weights: Tensor | None = None,
         *,
         jacobian: Tensor | None = None,
         update: Tensor | Direction | None = None,
     ) -> None:
-        """Add one update; the arguments are those of :func:`conflict_summary`."""
+        """Add one update: the arguments of :func:`conflict_summary`, or a report."""
+        G, w = read(gramian, weights)
         found = conflict_summary(
-            gramian,
-            weights,
+            G,
+            w,
             jacobian=jacobian,
             update=update,
             stationarity=self.stationarity,

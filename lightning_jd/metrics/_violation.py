@@ -7,6 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.metrics._alignment import alignment
+from lightning_jd.metrics._reported import Reported, read
 from lightning_jd.metrics._streaming import StreamingMetric
 from lightning_jd.metrics._unit import TOLERANCE, check_tolerance, share_below
 
@@ -103,15 +104,16 @@ class DualConeViolation(StreamingMetric):
     @override
     def update(
         self,
-        gramian: Tensor | None = None,
+        gramian: Tensor | Reported | None = None,
         weights: Tensor | None = None,
         *,
         jacobian: Tensor | None = None,
         update: Tensor | None = None,
     ) -> None:
-        """Add one update; the arguments are those of :func:`dual_cone_violation`."""
+        """Add one update: the arguments of :func:`dual_cone_violation`, or a report."""
+        G, w = read(gramian, weights)
         found = dual_cone_violation(
-            gramian, weights, jacobian=jacobian, update=update, tolerance=self.tolerance
+            G, w, jacobian=jacobian, update=update, tolerance=self.tolerance
         )
         self.record(torch.stack([found.share, found.mean_share]))
         worst = torch.stack([found.worst_cosine, found.mean_worst_cosine])

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from lightning_jd.errors import ArgumentError, ShapeError
 from lightning_jd.metrics._names import check_names, positions
+from lightning_jd.metrics._reported import Reported
 from lightning_jd.metrics._streaming import StreamingMetric
 from lightning_jd.metrics._unit import single_or_double
 
@@ -79,12 +80,16 @@ class WeightEntropy(StreamingMetric):
         super().__init__(["weight entropy"], **kwargs)
 
     @override
-    def update(self, gramian: Tensor | None = None, weights: Tensor | None = None) -> None:
-        """Add the weights (m,) of one update, either alone or after a Gramian.
+    def update(
+        self, gramian: Tensor | Reported | None = None, weights: Tensor | None = None
+    ) -> None:
+        """Add the weights (m,) of one update, either alone or after a Gramian, or its report.
 
         Raises:
             ArgumentError: If there are none.
         """
+        if gramian is not None and not isinstance(gramian, Tensor):
+            gramian = gramian.weights
         used = gramian if weights is None else weights
         if used is None:
             raise ArgumentError("`update` requires the weights, got none.")
@@ -117,18 +122,22 @@ class TaskWeights(StreamingMetric):
         super().__init__(check_names(names), **kwargs)
 
     @override
-    def update(self, weights: Tensor, names: Sequence[str] | Tensor | None = None) -> None:
+    def update(
+        self, weights: Tensor | Reported, names: Sequence[str] | Tensor | None = None
+    ) -> None:
         """Add the weights of one update.
 
         Args:
-            weights: Shape ``(m,)``. In a ``MetricCollection``, the Gramian comes first and the
-                weights second.
+            weights: Shape ``(m,)``, or a report. In a ``MetricCollection``, the Gramian comes
+                first and the weights second.
             names: The objectives of the weights; all of them in order by default.
 
         Raises:
             UnknownNameError: If the metric does not have this name.
             ShapeError: If the number of names differs from the number of weights.
         """
+        if not isinstance(weights, Tensor):
+            names, weights = weights.names, weights.weights
         if isinstance(names, Tensor):
             weights, names = names, None
         where = positions(names, self.labels, len(weights))

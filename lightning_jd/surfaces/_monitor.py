@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,6 +56,7 @@ class Monitor:
         self._figures = Figures() if figures else None
         self._clock = StepClock()
         self._seen = 0
+        self._has_logged = False
 
     @classmethod
     def of(cls, spec: bool | Mapping[str, Any]) -> Monitor | None:
@@ -94,6 +96,7 @@ class Monitor:
                 values |= self._values(update)
         if not values:
             return
+        self._has_logged = True
         logged = {PREFIX + name: value for name, value in values.items()}
         for logger in trainer.loggers:
             logger.log_metrics(logged, step=steps_done(trainer))
@@ -116,6 +119,18 @@ class Monitor:
             name if f"/{update.name}/" in f"/{name}" else f"{update.name}/{name}": value
             for name, value in values.items()
         }
+
+    def after_fit(self, trainer: Any) -> None:
+        """Warn if the run was too short for its log."""
+        if not self._has_logged and self._seen > 0 and trainer.is_global_zero:
+            every = self.every_n_steps or trainer.log_every_n_steps
+            warnings.warn(
+                f"`log` has logged nothing: the run had {self._seen} batches, and every "
+                f"{every}th step is logged. Set log={{'every_n_steps': 1}}, or "
+                "`log_every_n_steps` of the Trainer.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def after_epoch(self, trainer: Any) -> None:
         """Give the figures to the loggers."""

@@ -9,12 +9,14 @@ DistributedDataParallel, the optimizer) stays Lightning's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_jd._batch_norm import frozen_batch_norm
 from lightning_jd.core import (
     Pool,
     Report,
@@ -45,7 +47,8 @@ from lightning_jd.surfaces._promise import Watch
 from lightning_jd.surfaces._settings import Settings
 from lightning_jd.surfaces._skipped import Skipped
 from lightning_jd.surfaces._splitter import Splitter
-from lightning_jd.surfaces._start_line import start_line
+from lightning_jd.surfaces._stacked import warn_stacked
+from lightning_jd.surfaces._start_line import bars_cleared, start_line
 from lightning_jd.surfaces._step import begin, compute_step, finish
 
 _FIND_UNUSED = "Set strategy='ddp_find_unused_parameters_true' (or `find_unused_parameters=True`)"
@@ -96,12 +99,15 @@ class Session:
         eager = self._eager.around(strategy.lightning_module)
         listening = self._splitter.listening(strategy.lightning_module)
         held = first_reduction_held(strategy.model)
-        with eager, listening, reusable_compiled_graphs(), held:
+        frozen = frozen_batch_norm() if self.settings.batch_norm == "frozen" else nullcontext()
+        with eager, listening, reusable_compiled_graphs(), held, frozen:
             output = original(*args, **kwargs)
         is_automatic = strategy.lightning_module.automatic_optimization
         self.batches.add(is_skipped=is_automatic and output is None)
         if is_automatic:
             self._pending = self._objectives(loss_in(output))
+            if self.steps == 0 and self.settings.rows is None and self._pending is not None:
+                warn_stacked(self._pending, args)
         if self._pending is None:
             return output
         return with_scalar(output, self._mean(self._pending))
@@ -145,10 +151,11 @@ class Session:
             self.updates.append(Pass(name, self.report, self.seen))
         if self.report is not None and self._announce is not None:
             slow, kind = self._eager.still_slow(self.report.slow), objectives.kind
-            self._announce(start_line(self.settings.aggregator, self.report, kind, named, slow))
-            self._announce = None  # once is enough
-            if Pool().rank == 0:
-                warn_slow(slow, stacklevel=1)
+            with bars_cleared():
+                self._announce(start_line(self.settings.aggregator, self.report, kind, named, slow))
+                self._announce = None  # once is enough
+                if Pool().rank == 0:
+                    warn_slow(slow, stacklevel=1)
         del objectives  # and with them the graph, before hooks and the optimizer need memory
         return self._deliver(strategy, original, scalar, optimizer, *args, **kwargs)
 

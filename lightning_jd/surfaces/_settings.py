@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning_jd.aggregators import AggregatorSpec, Method, resolve, with_cheaper_weights
 from lightning_jd.core import (
     Accumulation,
+    BatchNormOption,
     Groups,
     MemoryOption,
     Nonfinite,
@@ -55,6 +56,7 @@ class Settings:
     log: bool | dict[str, Any] = False
     check_replicas: int = 100
     split: Split | None = None
+    batch_norm: BatchNormOption = "exact"
 
     def text(self) -> str:
         """The arguments as Python source, without those that have their default value.
@@ -78,6 +80,7 @@ class Settings:
             accumulation=self.accumulation,
             nonfinite=self.nonfinite,
             memory=self.memory,
+            batch_norm=self.batch_norm,
         )
         check_select(self.params)
         if self.split is not None and self.rows == "ranks":
@@ -132,6 +135,9 @@ class TakesSettings:
             gradients at its output. See :class:`~lightning_jd.aggregators.FromFeatures`.
         weights_every: Compute the weights every n-th step only; the steps in between cost one
             ordinary backward pass. See :class:`~lightning_jd.aggregators.WeightsEvery`.
+        batch_norm: ``"exact"``, or ``"frozen"`` to treat the mean and variance of the batch as
+            constants in the backward pass. Then BatchNorm does not mix instances, and all of them
+            take one pass. See :func:`~lightning_jd.doctor.frozen_batch_norm`.
         **kwargs: The arguments of the Lightning strategy; the callback takes none.
     """
 
@@ -149,6 +155,7 @@ class TakesSettings:
         split: By | dict[str, Any] | None = None,
         weights_from: str = "parameters",
         weights_every: int = 1,
+        batch_norm: BatchNormOption = "exact",
         **kwargs: Unpack[StrategyOptions],
     ) -> None:
         super().__init__(**kwargs)  # type: ignore[misc]  # Lightning's strategy is there
@@ -164,6 +171,7 @@ class TakesSettings:
                 log=log,
                 check_replicas=check_replicas,
                 split=Split.of(split),
+                batch_norm=batch_norm,
             )
         )
 

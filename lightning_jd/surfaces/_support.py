@@ -30,6 +30,21 @@ STATIC_ACCUMULATES = (
 )
 
 
+def check_object(candidate: object, cls: type) -> None:
+    """Raise an error if the Trainer was given the class instead of an object.
+
+    Lightning then calls its methods with the Trainer in the place of ``self``.
+
+    Raises:
+        SetupError: With the remedy.
+    """
+    if not isinstance(candidate, cls):
+        name = cls.__name__
+        raise SetupError(
+            f"`callbacks` must hold an object, got the class {name}. Call it: {name}()."
+        )
+
+
 def check_supported(trainer: Any, module: Any, settings: Settings) -> None:
     """Raise an error for unsupported strategies and combinations of options.
 

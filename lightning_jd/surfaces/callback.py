@@ -18,7 +18,7 @@ from lightning_jd.surfaces._patch import Patch
 from lightning_jd.surfaces._session import Session
 from lightning_jd.surfaces._settings import Settings, TakesNothingElse, TakesSettings
 from lightning_jd.surfaces._skipped import Skipped
-from lightning_jd.surfaces._support import check_supported
+from lightning_jd.surfaces._support import check_object, check_supported
 
 #: What is not copied with a callback: `log` and `log_dict` are methods that the Trainer puts there.
 _OF_ONE_FIT = {"_session", "_patch", "_owner", "log", "log_dict"}
@@ -108,8 +108,9 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
         """The number of objectives dropped because they were NaN or infinite."""
         return self._skipped.total
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: Any = None, stage: str = "") -> None:
         """Wrap ``training_step`` and ``backward`` of the strategy."""
+        check_object(self, JacobianDescent)
         if stage != "fit" or self._patch is not None:
             return
         self._idle = not self._concerns(pl_module)
@@ -137,8 +138,10 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
         """Restore the methods of the strategy."""
         self._undo()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: Any, pl_module: Any, exception: Any = None) -> None:
         """Notify the other processes, and restore the methods of the strategy."""
+        if not isinstance(self, JacobianDescent):  # the class, see `check_object`
+            return
         if self._patch is not None:
             report_failure(exception, trainer.strategy.root_device)
         self._undo()
@@ -167,6 +170,11 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
         if session is not None:
             self._skipped.end_epoch(trainer.current_epoch)
             session.batches.check_epoch()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Warn if nothing was logged."""
+        if self._monitor is not None:
+            self._monitor.after_fit(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the aggregator, in types that ``weights_only=True`` can load."""

@@ -7,8 +7,11 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
+
+from typing_extensions import override
 
 from lightning_jd.errors import ArgumentError, SetupError
 from lightning_jd.metrics import PairwiseCosine
@@ -70,6 +73,20 @@ class JDReport:
         self._seen = 0
         self._written = -math.inf
         self._target: Path | None = None  # where nothing can be written, there is none
+
+    @override
+    def __repr__(self) -> str:
+        """The folder and the number of recorded steps."""
+        folder = self.folder if self._target is None else str(self._target)
+        steps = max((round(sum(track.counts)) for track in self._run.tracks.values()), default=0)
+        return f"{type(self).__name__}(folder={folder!r}, recorded={steps})"
+
+    def _repr_html_(self) -> str:
+        """The page, for a notebook; the ``repr`` before the first steps."""
+        if not self._run.tracks:
+            return f"<pre>{escape(repr(self))}</pre>"
+        content = escape(page(self.run, self.title))
+        return f'<iframe srcdoc="{content}" width="100%" height="600"></iframe>'
 
     @property
     def run(self) -> Run:

@@ -45,4 +45,7 @@ def test_the_command_line_with_its_configuration(
     monkeypatch.setattr(sys, "argv", ["cli.py", *arguments])
     with caplog.at_level("INFO"):
         runpy.run_path(str(EXAMPLES / "cli.py"), run_name="__main__")
-    assert any("Jacobian descent with upgrad: rows are 2 tasks" in line for line in caplog.messages)
+    assert any(
+        "Jacobian descent with upgrad: 2 objectives, one per task" in line
+        for line in caplog.messages
+    )

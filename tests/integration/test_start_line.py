@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_jd.errors import ArgumentError
 from lightning_jd.surfaces import JacobianDescent, JDStrategy
 from tests.helpers.lightning import ManualRegression, Regression, batches, fit
 
@@ -91,4 +92,13 @@ def test_nothing_is_said_where_nothing_is_slow(form: Any) -> None:
     (line,) = lines_of(Regression(form, net=net))
     assert "Slow" not in line
     if form == "tasks":  # and a pass per task is what it is, not a defect
-        assert "computed by one pass per task (6)" in line
+        assert "6 tensors: one backward pass per task." in line
+
+
+def test_frozen_batch_norm_is_not_slow() -> None:
+    (line,) = lines_of(Regression("instances", net=with_batch_norm()), batch_norm="frozen")
+    assert "6 tensors: one backward pass for all objectives." in line
+    assert "Slow" not in line
+    assert "batch_norm='frozen'" in repr(JacobianDescent(batch_norm="frozen"))
+    with pytest.raises(ArgumentError, match="`batch_norm` must be one of 'exact', 'frozen', got"):
+        JacobianDescent(batch_norm="frosen")  # type: ignore[arg-type]

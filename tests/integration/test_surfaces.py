@@ -75,7 +75,7 @@ def test_says_once_that_it_is_active(name: str, caplog: pytest.LogCaptureFixture
         fit(make("tasks"), **arguments())
     lines = [line for line in caplog.messages if line.startswith("Jacobian descent with")]
     assert len(lines) == 1
-    assert "upgrad: rows are 3 tasks, 75 parameters in 4 tensors, computed by" in lines[0]
+    assert "upgrad: 3 objectives, one per task; 75 parameters in 4 tensors." in lines[0]
 
 
 @pytest.mark.parametrize("rows", ["tasks", "instances"])

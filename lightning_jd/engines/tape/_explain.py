@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from typing import NamedTuple
 
 from typing_extensions import override
@@ -31,9 +32,9 @@ class Line:
     remedy: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
-    """How each parameter is differentiated; ``str()`` is a table.
+    """How each parameter is differentiated; ``str()`` and ``repr()`` are a table.
 
     Attributes:
         lines: One per parameter.
@@ -44,6 +45,14 @@ class Explanation:
     lines: tuple[Line, ...]
     kind: str
     m: int
+
+    @override
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """The table for a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     @override
     def __str__(self) -> str:
