@@ -71,7 +71,7 @@ def test_a_room_imports_only_from_the_rooms_below_it(room: str) -> None:
 #: The folders of a room in their order: each imports from those before it, and nothing from the
 #: files above them.
 STAGES = {
-    "engines/tape": ["graph", "owners", "contributions", "rules", "plan", "program", "run"],
+    "engines/tape": ["graph", "owners", "contributions", "rules", "plan", "run"],
     "core": ["processes", "rows"],
 }
 

@@ -84,7 +84,9 @@ def test_one_name_for_two_tensors_is_refused() -> None:
 
 
 def test_what_is_no_tensor_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"`params` must hold tensors, got float as '0'"):
+    with pytest.raises(
+        ArgumentError, match=r"`model` must be a module or hold tensors, got float as '0'"
+    ):
         named_parameters_of([1.0])
     with pytest.raises(
         ArgumentError, match=r"a module, tensors or \(name, tensor\) pairs, got int"

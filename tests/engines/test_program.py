@@ -12,8 +12,8 @@ from torch.testing import assert_close
 
 from lightning_jd.engines import Objectives, Tape
 from lightning_jd.engines.tape import Rows, Site, register_rule, unregister_rule
-from lightning_jd.engines.tape._program import Program, UntraceableError
 from lightning_jd.engines.tape.run import Replay
+from lightning_jd.engines.tape.run._program import Program, UntraceableError
 from tests.engines.oracle import TOLERANCE, check_tape, jacobian_blocks
 from tests.engines.zoo import CASES, default_dtype
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from lightning_jd.engines.tape._program import Program
 from lightning_jd.engines.tape.graph import Edge, Graph, run_engine
+from lightning_jd.engines.tape.run._program import Program
 from lightning_jd.engines.tape.run._request import Request
 
 

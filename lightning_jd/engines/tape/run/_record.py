@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lightning_jd.engines._columns import from_columns
-from lightning_jd.engines.tape._program import Program, UntraceableError
 from lightning_jd.engines.tape.contributions import pieces
 from lightning_jd.engines.tape.graph import Graph
 from lightning_jd.engines.tape.plan import Plan
@@ -20,6 +19,7 @@ from lightning_jd.engines.tape.run._experience import experience_of
 from lightning_jd.engines.tape.run._gramian_sum import Ledger
 from lightning_jd.engines.tape.run._instances import Interpreter
 from lightning_jd.engines.tape.run._pass import Cotangents, captured
+from lightning_jd.engines.tape.run._program import Program, UntraceableError
 from lightning_jd.engines.tape.run._request import Request
 
 
