@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from lightning_jd import backward
 from lightning_jd.aggregators import Constant
 from lightning_jd.engines import Objectives, Tape, gramian
-from lightning_jd.engines.tape import Rows, Site, _certificate, register_rule, unregister_rule
+from lightning_jd.engines.tape import Rows, Site, _compare, register_rule, unregister_rule
 from lightning_jd.errors import ArgumentError, GraphError
 from tests.engines.oracle import assert_gradients, assert_gramian, jacobian_blocks
 
@@ -20,7 +20,7 @@ NAME = "DivBackward0"  # an operation that no rule of the package covers
 @pytest.fixture(autouse=True)
 def the_same_vector() -> None:
     """Whether a small error shows depends on the random vector; here it is always the same one."""
-    _certificate._RANDOM.manual_seed(0)
+    _compare._RANDOM.manual_seed(0)
 
 
 class Divided(nn.Module):
@@ -122,7 +122,7 @@ def test_rounding_under_autocast_is_no_mismatch() -> None:
         Tape(Objectives.of([errors.mean()]), named(model), check="always").gramian()
 
 
-def test_certificates_do_not_touch_the_random_numbers_of_the_user() -> None:
+def test_compares_do_not_touch_the_random_numbers_of_the_user() -> None:
     model = Divided()
     losses = losses_of(model)
     before = torch.get_rng_state()
@@ -168,7 +168,7 @@ class Wrong(nn.Module):
     ids=str,
 )
 @pytest.mark.parametrize("memory", ["fast", "low"])
-def test_the_certificate_has_no_scale(
+def test_the_compare_has_no_scale(
     memory: str, dtype: torch.dtype, factor: float, scale: float
 ) -> None:
     register_rule(NAME, 1)(lambda site: derivative(site, factor))

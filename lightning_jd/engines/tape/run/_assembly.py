@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lightning_jd.engines.tape.contributions import Contribution, merge
 from lightning_jd.engines.tape.plan import Plan, Unit
-from lightning_jd.engines.tape.run._gramian_sum import Ledger
+from lightning_jd.engines.tape.run._ledger import Ledger
 
 
 class Assembly:

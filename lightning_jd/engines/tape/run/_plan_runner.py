@@ -7,17 +7,16 @@ from torch import Tensor
 
 from lightning_jd.engines.tape.contributions import Contribution, Rows
 from lightning_jd.engines.tape.graph import Graph
-from lightning_jd.engines.tape.owners import Evidence
-from lightning_jd.engines.tape.plan import KnownGraph, Plan
+from lightning_jd.engines.tape.plan import Known, Plan
 from lightning_jd.engines.tape.run._assembly import Assembly
 from lightning_jd.engines.tape.run._computed_parameters import computed_rows
-from lightning_jd.engines.tape.run._gramian_sum import Ledger
-from lightning_jd.engines.tape.run._instances import Interpreter
+from lightning_jd.engines.tape.run._interpreter import Interpreter
+from lightning_jd.engines.tape.run._ledger import Ledger
 from lightning_jd.engines.tape.run._request import Request
-from lightning_jd.engines.tape.run._tasks import add_rows
+from lightning_jd.engines.tape.run._row_by_row import add_rows
 
 
-class Recording:
+class PlanRunner:
     """Carries out a plan.
 
     Args:
@@ -32,7 +31,7 @@ class Recording:
     def __init__(
         self,
         graph: Graph,
-        known: KnownGraph,
+        known: Known,
         plan: Plan,
         request: Request,
         *,
@@ -75,7 +74,7 @@ class Recording:
 
     def _by_rows(self, positions: frozenset[int], ledger: Ledger) -> None:
         request = self.request
-        general = self.known.plan(Evidence(self.graph, 1))
+        general = self.known.plan(self.graph, owners=1)
         chosen = {k: request.tensors[k] for k in sorted(positions)}
         paths = add_rows(
             *(ledger, self.graph, general, request.objectives, chosen, request.scale), self.plain

@@ -21,8 +21,8 @@ from lightning_jd.engines.tape.graph import Graph, Placement, Shape
 from lightning_jd.engines.tape.owners import Arrangement, Owners
 from lightning_jd.engines.tape.plan import Plan, Use
 from lightning_jd.engines.tape.rules import NotApplicableError, Site, is_for_tasks, rule_of
-from lightning_jd.engines.tape.run._gramian_sum import Ledger
-from lightning_jd.engines.tape.run._passes import Passes, Target
+from lightning_jd.engines.tape.run._ledger import Ledger
+from lightning_jd.engines.tape.run._row_passes import Passes, Target
 
 
 def add_rows(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from lightning_jd.engines._objectives import Objectives
+from lightning_jd.engines._objectives import Objectives, is_one
 from lightning_jd.engines.tape.contributions import Contribution, OneRow
 from lightning_jd.engines.tape.graph import Graph, gradients_of
 from lightning_jd.engines.tape.plan import Plan
@@ -148,6 +148,6 @@ class Passes:
 
     def _unscaled(self, gradient: Tensor) -> Tensor:
         dense = gradient.to_dense() if gradient.is_sparse else gradient
-        if isinstance(self.scale, (int, float)) and self.scale == 1:
+        if is_one(self.scale):
             return dense
         return self._cast(dense) / self.scale
