@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from lightning_jd.engines._objectives import Term
-from lightning_jd.engines.split._linear import is_linear, is_stacked
+from lightning_jd.engines.split._operations import LOSSES, is_linear, is_stacked
 from lightning_jd.engines.split._origin import starts_sum
 from lightning_jd.engines.split._region import (
     Place,
@@ -64,9 +64,12 @@ def _is_smoothed(node: Node) -> bool:
         return False
     below = [_chain(child, 3) for child in inputs_of(node)]
     return any(
-        (first[:2] == ["Mul", "NllLoss"] and second[:3] == ["Mul", "Div", "Sum"])
-        or (first[:2] == ["Mul", "NllLoss2D"] and second[:3] == ["Mul", "Div", "Sum"])
+        first[0] == "Mul"
+        and first[1] in LOSSES
+        and LOSSES[first[1]].picks_classes
+        and second[:3] == ["Mul", "Div", "Sum"]
         for first, second in (below, below[::-1])
+        if len(first) > 1
     )
 
 

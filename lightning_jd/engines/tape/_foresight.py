@@ -14,7 +14,7 @@ from lightning_jd.engines._parameters import NamedParameters
 from lightning_jd.engines.tape.graph import is_hooked, walk
 from lightning_jd.engines.tape.owners import Crossed, Evidence, Owners
 from lightning_jd.engines.tape.plan import Certificates, memory
-from lightning_jd.engines.tape.rules import rule_of, saved_names_of
+from lightning_jd.engines.tape.rules import rule_at
 from lightning_jd.engines.tape.run import Request, TapeOptions
 
 
@@ -64,10 +64,14 @@ def foresee(objectives: Objectives, named: NamedParameters, scale: float | Tenso
         return Foresight("parameters are computed with before they are used")
     for position, use in enumerate(plan.uses):
         node, slot = graph.nodes[use.node], use.slots[0]
-        has_rule = rule_of(node.name(), slot) is not None
-        if not has_rule or plan.arrangements[position] is None or plan.refused.get(position):
+        rule = rule_at(node.name(), slot)
+        if (
+            rule.function is None
+            or plan.arrangements[position] is None
+            or plan.refused.get(position)
+        ):
             return Foresight(f"there is no rule for {node.name()}")
-        if any(is_hooked(node, name) for name in saved_names_of(node.name(), slot)):
+        if any(is_hooked(node, name) for name in rule.saved):
             return Foresight("activations are computed again in the backward pass")
     return Foresight("", certificates)
 

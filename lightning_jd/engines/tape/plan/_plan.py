@@ -22,7 +22,7 @@ from lightning_jd.engines.tape.graph import (
 from lightning_jd.engines.tape.owners import Arrangement, Evidence, Owners, alone, in_order
 from lightning_jd.engines.tape.plan._survey import Survey
 from lightning_jd.engines.tape.plan._uses import Unit, Use, units_of
-from lightning_jd.engines.tape.rules import outputs_of
+from lightning_jd.engines.tape.rules import rule_at
 
 
 @dataclass(eq=False)
@@ -206,7 +206,7 @@ def _position(record: Record) -> int | None:
 
 def _arrangement(use: Use, records: Sequence[Record], m: int) -> Arrangement | None:
     assert use.owners is not None
-    read = outputs_of(records[use.node].name, use.slots[0])
+    read = rule_at(records[use.node].name, use.slots[0]).outputs
     used = {k: owners for k, owners in enumerate(use.owners) if owners is not None}
     if not used or max(used) >= read:
         return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lightning_jd.engines.tape.graph import Edge, Placement, Record, overlap
 from lightning_jd.engines.tape.owners import Owners
-from lightning_jd.engines.tape.rules import bias_slot_of
+from lightning_jd.engines.tape.rules import rule_at
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _fused(
         pairs: list[Use] = []
         biases: set[int] = set()
         for use in uses:
-            slot = bias_slot_of(records[use.node].name, use.slots[0])
+            slot = rule_at(records[use.node].name, use.slots[0]).bias
             partner = None if slot is None else at.get((use.node, slot))
             if partner is None or partner.placements[0].where is not None:
                 break

@@ -13,7 +13,7 @@ from lightning_jd.engines._objectives import is_one
 from lightning_jd.engines.tape.contributions import Contribution, Rows
 from lightning_jd.engines.tape.graph import Graph
 from lightning_jd.engines.tape.plan import Plan, Use
-from lightning_jd.engines.tape.rules import NotApplicableError, Site, rule_of, saved_names_of
+from lightning_jd.engines.tape.rules import NotApplicableError, Site, rule_at
 from lightning_jd.engines.tape.run._capture import Cotangents, read_ahead, run
 from lightning_jd.engines.tape.run._without_rule import broadcast_once, local_rows
 from lightning_jd.errors import GraphError
@@ -138,7 +138,7 @@ class Interpreter:
         return found[name] if name in found else getattr(self.graph.nodes[node], "_saved_" + name)
 
     def _saved_names(self, use: Use) -> tuple[str, ...]:
-        return saved_names_of(self.records[use.node].name, use.slots[0])
+        return rule_at(self.records[use.node].name, use.slots[0]).saved
 
     def _unscaled(self, cotangents: Cotangents) -> Cotangents:
         if is_one(self.scale):
@@ -172,7 +172,7 @@ class Interpreter:
         self, position: int, cotangents: Cotangents, results: dict[Any, Any]
     ) -> Contribution | None:
         use = self.plan.uses[position]
-        rule = rule_of(self.records[use.node].name, use.slots[0])
+        rule = rule_at(self.records[use.node].name, use.slots[0]).function
         if rule is None or self.plan.arrangements[position] is None:
             return None
         if cotangents[0] is not None and cotangents[0].is_complex():

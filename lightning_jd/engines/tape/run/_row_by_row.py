@@ -20,7 +20,7 @@ from lightning_jd.engines.tape.contributions import (
 from lightning_jd.engines.tape.graph import Graph, Placement, Shape
 from lightning_jd.engines.tape.owners import Arrangement, Owners
 from lightning_jd.engines.tape.plan import Plan, Use
-from lightning_jd.engines.tape.rules import NotApplicableError, Site, is_for_tasks, rule_of
+from lightning_jd.engines.tape.rules import NotApplicableError, Site, rule_at
 from lightning_jd.engines.tape.run._ledger import Ledger
 from lightning_jd.engines.tape.run._row_passes import Passes, Target
 
@@ -126,7 +126,7 @@ def _shared_is_cheaper(output: Shape, weight: Placement, m: int) -> bool:
 
 def _one_row(node: Node, use: Use, cotangent: Tensor, dtype: torch.dtype) -> Contribution | None:
     """What a rule makes of a cotangent that belongs to one objective."""
-    rule = rule_of(node.name(), use.slots[0])
+    rule = rule_at(node.name(), use.slots[0]).function
     if rule is None:
         return None
     everyone = Arrangement(Owners(0, np.zeros(cotangent.shape[0], dtype=np.int64)), 1)
@@ -137,7 +137,7 @@ def _one_row(node: Node, use: Use, cotangent: Tensor, dtype: torch.dtype) -> Con
 def _by_rule(graph: Graph, use: Use, dtype: torch.dtype) -> Target | None:
     """Operations whose rule is faster than autograd also for one row."""
     node = graph.nodes[use.node]
-    if not is_for_tasks(node.name(), use.slots[0]):
+    if not rule_at(node.name(), use.slots[0]).for_tasks:
         return None
 
     def row(gradient: Tensor) -> Tensor:
