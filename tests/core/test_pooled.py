@@ -38,6 +38,7 @@ from lightning_jd.engines import (
     NamedParameters,
     Objectives,
     Tape,
+    TapeOptions,
     jacobian,
     leaves_reached,
     select,
@@ -322,7 +323,9 @@ def run(
     own = case.losses(model, parts[rank], rank)
     named = list(model.named_parameters())
     if make is None:
-        rows = collect(named, select=case.select, keeps=case.keeps, memory=case.memory)
+        rows = collect(
+            named, select=case.select, keeps=case.keeps, options=TapeOptions(case.memory)
+        )
     else:
         rows = make(named, select=case.select)
     if own is not None:

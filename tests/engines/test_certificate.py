@@ -1,6 +1,7 @@
 """A wrong rule is found by the certificate, named, and replaced by rows that are right."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.testing import assert_close
 from lightning_jd import backward
 from lightning_jd.aggregators import Constant
 from lightning_jd.engines import Objectives, Tape, gramian
-from lightning_jd.engines.tape import Rows, Site, _compare, register_rule, unregister_rule
+from lightning_jd.engines.tape import Rows, Site, _compare, _step, register_rule, unregister_rule
 from lightning_jd.errors import ArgumentError, GraphError
 from tests.engines.oracle import assert_gradients, assert_gramian, jacobian_blocks
 
@@ -134,6 +135,31 @@ def test_an_unknown_check_is_refused() -> None:
     model = Divided()
     with pytest.raises(ArgumentError, match=r"`check` must be 'auto', .* got 'sometimes'"):
         Tape(Objectives.of(losses_of(model)), named(model), check="sometimes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("every", "certified"), [(1, [0, 1, 2, 3, 4, 5]), (3, [0, 2, 5])])
+def test_the_period_of_certificates_is_an_option(
+    every: int, certified: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step, the first one with a program, and then every so many."""
+    found: list[int] = []
+    compare = _step.mismatches
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        found.append(step)
+        return compare(*args, **kwargs)
+
+    monkeypatch.setattr(_step, "mismatches", counted)
+    model = Divided()
+    for step in range(6):
+        backward(losses_of(model), [model.head.weight], "mean", check_every=every)
+    assert found == certified
+
+
+def test_a_period_of_no_steps_is_refused() -> None:
+    model = Divided()
+    with pytest.raises(ArgumentError, match=r"`check_every` must be .* at least 1, got 0"):
+        backward(losses_of(model), model, check_every=0)
 
 
 def test_a_second_rule_for_the_same_input_is_refused() -> None:

@@ -15,7 +15,7 @@ from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._cut_up import gradient_cut_up, rows_cut_up
 from lightning_jd.core.rows._pieces import cuts_of, is_cut_in_front, whole_of
 from lightning_jd.engines import NamedParameters, Objectives, Tape, leaves_reached
-from lightning_jd.engines.tape import CHECK_EVERY, Certificates, Contribution, foresee
+from lightning_jd.engines.tape import Certificates, Contribution, foresee
 from lightning_jd.errors import GraphError
 
 
@@ -167,11 +167,9 @@ class Prospect:
         )
         return False
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a certificate is."""
-        known = self.certificates
-        return known is not None and known.is_due("sharded", CHECK_EVERY)
+    def is_due(self, every: int) -> bool:
+        """Whether a certificate is, with so many micro-batches between two."""
+        return self.certificates is not None and self.certificates.is_due("sharded", every)
 
     def count(self, *, certified: bool) -> None:
         """One more micro-batch goes together."""
