@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -258,7 +258,7 @@ class GraphRows(Rows):
             keep = self._retain_graph or len(named) < len(self.selected) or self._is_clipped
             options = self._options if self._is_alone else replace(self._options, memory="fast")
             tape = Tape(
-                self._objectives, named, scale=self._scale, retain_graph=keep, **asdict(options)
+                self._objectives, named, scale=self._scale, retain_graph=keep, **vars(options)
             )
             if self._is_alone or self._options.memory == "fast":
                 self._tapes[named[0][0]] = tape
