@@ -64,10 +64,6 @@ def instances_of(loss: Tensor, parameters: Collection[int] = ()) -> Tensor:
     They are what the same code gives with ``reduction="none"``, averaged over what an example has
     more than one of (tokens, pixels, outputs). The summands of a plain sum are not averaged.
 
-    Args:
-        loss: A scalar.
-        parameters: Tensors that are parameters, see :func:`origin_of`.
-
     Raises:
         NotSeparableError: With the reason.
 
@@ -101,10 +97,6 @@ def _by_example(products: Tensor, owners: Owners, m: int) -> Tensor:
 
 class _Shares:
     """Follows a scalar down to tensors that are split by example.
-
-    Args:
-        loss: The scalar.
-        parameters: Tensors that are parameters, see :func:`origin_of`.
 
     Attributes:
         m: How many examples there are.

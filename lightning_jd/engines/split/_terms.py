@@ -27,10 +27,6 @@ def terms_of(loss: Tensor, parameters: Collection[int] = ()) -> dict[Place, Term
 
     A term that appears twice is one term. A leaf that the sum was begun with is none.
 
-    Args:
-        loss: The scalar.
-        parameters: Tensors that are parameters, see :func:`origin_of`.
-
     Example:
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
         >>> a, b = x.prod(), x.exp().max()

@@ -312,11 +312,6 @@ def _by_component(
 def report(wrong: Sequence[Mismatch], names: Sequence[str], *, raises: bool) -> None:
     """Name the parameters that are wrong, in warnings or an error.
 
-    Args:
-        wrong: What was found.
-        names: The names of all parameters.
-        raises: Whether a wrong rule is an error.
-
     Raises:
         GraphError: If it is.
     """

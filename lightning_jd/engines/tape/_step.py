@@ -52,12 +52,7 @@ class Outcome(NamedTuple):
 
 
 def run_step(request: Request, *, collects: bool = False, beside: Sequence[Tensor] = ()) -> Outcome:
-    """Compute the Gramian of one graph by the fastest exact way.
-
-    Args:
-        request: The arguments of the tape.
-        collects: Contributions are collected, and nothing is multiplied.
-        beside: Other parameters, whose gradients a loop gives, too.
+    """Compute the Gramian of one graph by the fastest exact way, or collect its contributions.
 
     Raises:
         GraphError: If no loss depends on a parameter, or autograd cannot see through a
@@ -94,12 +89,6 @@ def may_loop(request: Request) -> bool:
 
 class Step:
     """What a step does, decided before anything is computed.
-
-    Args:
-        request: The arguments of the tape.
-        graph: The graph.
-        known: What is known of it.
-        collects: Contributions are collected, and nothing is multiplied.
 
     Attributes:
         plan: The plan.

@@ -69,11 +69,6 @@ class Certificates:
 class Known:
     """What is known of one graph, sizes included, whatever the model.
 
-    Args:
-        records: The graph.
-        roots: The outputs that are differentiated.
-        rest: What else plans and programs depend on.
-
     Attributes:
         kind: The same for graphs that differ in sizes only.
     """
@@ -126,12 +121,7 @@ class Memory:
         self._certificates: Recent[Certificates] = Recent(256)
 
     def known(self, graph: Graph, types: Hashable) -> Known:
-        """What is known of a graph.
-
-        Args:
-            graph: The graph.
-            types: Types and devices that the graph does not show.
-        """
+        """What is known of a graph."""
         rest = types, graph.types, table_version()
         key = graph.signature, graph.roots, rest
         found = self._graphs.get(key)

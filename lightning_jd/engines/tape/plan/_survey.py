@@ -26,13 +26,7 @@ OPAQUE = {"CompiledFunctionBackward", NESTED}
 
 
 class Survey:
-    """Crosses the graph and notes every use of a parameter.
-
-    Args:
-        records: The graph.
-        reaching: The nodes that a tracked parameter is below.
-        evidence: What the data of the step say, where owners depend on them.
-    """
+    """Crosses the graph and notes every use of a parameter."""
 
     def __init__(self, records: tuple[Record, ...], reaching: set[int], evidence: Evidence) -> None:
         self.records, self.reaching = records, reaching

@@ -52,13 +52,7 @@ class Unit:
 def units_of(
     placed: Sequence[Use], computed: Collection[int], records: Sequence[Record]
 ) -> tuple[list[Use], list[Unit]]:
-    """All uses in a new order, and the units that they belong to.
-
-    Args:
-        placed: The uses, in any order.
-        computed: Parameters that are also reached through other computations on parameters.
-        records: The graph.
-    """
+    """All uses in a new order, and the units that they belong to."""
     by_parameter: dict[int, list[Use]] = defaultdict(list)
     for use in placed:
         by_parameter[use.placements[0].parameter].append(use)

@@ -23,15 +23,7 @@ Deliver = Callable[[int, list[Contribution]], None]
 
 
 class Interpreter:
-    """Asks the rules of a plan, in the order in which a pass meets their operations.
-
-    Args:
-        graph: The graph.
-        plan: The plan for it.
-        m: The number of owners.
-        dtype: The type to compute in.
-        scale: What the losses are multiplied by before they are differentiated.
-    """
+    """Asks the rules of a plan, in the order in which a pass meets their operations."""
 
     def __init__(
         self,

@@ -70,16 +70,7 @@ def loop_over_tasks(
     retain_graph: bool = True,
     beside: Sequence[Tensor] = (),
 ) -> Loop:
-    """One pass per task.
-
-    Args:
-        objectives: The tasks.
-        parameters: The parameters, real ones.
-        scale: What the losses are multiplied by before they are differentiated.
-        dtype: The type to compute in.
-        retain_graph: Whether the graph is kept.
-        beside: Parameters that the Gramian is not about.
-    """
+    """One pass per task."""
     is_scaled = not is_one(scale)
     targets, n = [*parameters, *beside], len(parameters)
     rows = _rows(objectives, targets, scale if is_scaled else None, retain_graph=retain_graph)

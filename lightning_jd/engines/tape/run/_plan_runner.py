@@ -17,16 +17,7 @@ from lightning_jd.engines.tape.run._row_by_row import add_rows
 
 
 class PlanRunner:
-    """Carries out a plan.
-
-    Args:
-        graph: The graph below the losses.
-        known: What is known of it.
-        plan: The plan for it.
-        request: What is asked for.
-        plain: Parameters whose rows are taken from autograd, with nothing of the tape between.
-        retain_graph: Whether the graph is kept; otherwise it is freed on the way.
-    """
+    """Carries out a plan; rows of ``plain`` parameters are taken from autograd alone."""
 
     def __init__(
         self,
@@ -73,12 +64,8 @@ class PlanRunner:
             self.paths.update(dict.fromkeys(computed, "computed"))
 
     def _by_rows(self, positions: frozenset[int], ledger: Ledger) -> None:
-        request = self.request
         general = self.known.plan(self.graph, owners=1)
-        chosen = {k: request.tensors[k] for k in sorted(positions)}
-        paths = add_rows(
-            *(ledger, self.graph, general, request.objectives, chosen, request.scale), self.plain
-        )
+        paths = add_rows(ledger, self.graph, general, self.request, positions, self.plain)
         self.paths.update(paths)
 
 

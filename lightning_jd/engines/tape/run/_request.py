@@ -94,14 +94,7 @@ class Request:
         notes: bool = False,
         once: bool = False,
     ) -> Ledger:
-        """A Gramian of zeros.
-
-        Args:
-            kind: A ledger that multiplies, or one that collects.
-            keeps: Whether contributions are kept for the gradients.
-            notes: Whether the share of each contribution is noted.
-            once: Whether gradients are asked for once only.
-        """
+        """A Gramian of zeros."""
         return kind(
             self.objectives.m,
             self.dtype,

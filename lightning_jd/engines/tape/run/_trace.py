@@ -24,12 +24,7 @@ from lightning_jd.engines.tape.run._traced_step import Read, TracedStep, constan
 
 
 def can_trace(plan: Plan, losses: Tensor | None) -> bool:
-    """Whether a step is a pass and products of what it meets, and its gradients are small.
-
-    Args:
-        plan: The plan.
-        losses: Those of instances, if the rows are that; where launches count, more may be held.
-    """
+    """Whether a step is a pass and products of what it meets, and its gradients are small."""
     if losses is None or losses.ndim > 1:
         return False
     if plan.computed or plan.by_rows or not plan.uses or plan.sparse:
@@ -63,11 +58,6 @@ class _Hidden:
 
 def trace(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, TracedStep | None]:
     """Interpret a plan, and trace what that does with tensors.
-
-    Args:
-        graph: The graph; it is kept.
-        plan: The plan.
-        request: What is asked for.
 
     Returns:
         The ledger of the step, and the program, unless something depends on the values of tensors.

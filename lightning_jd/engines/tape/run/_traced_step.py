@@ -97,12 +97,6 @@ class TracedStep:
     ) -> Replay | None:
         """One pass and the first function.
 
-        Args:
-            graph: The graph.
-            request: What is asked for, with the losses of instances.
-            inputs: See :meth:`inputs`; emptied.
-            retain_graph: Whether the graph is kept.
-
         Returns:
             ``None`` if something is not as it was traced; the graph is kept then.
         """
