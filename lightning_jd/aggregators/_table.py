@@ -6,6 +6,7 @@
 import inspect
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from lightning_jd import aggregators
 from lightning_jd.aggregators import (
@@ -89,7 +90,7 @@ def tables() -> str:
     return "\n\n".join(map(methods_table, groups))
 
 
-def _of_the_package(classes: dict[str, type]) -> list[type]:
+def _of_the_package(classes: dict[str, type[Any]]) -> list[type[Any]]:
     return [cls for cls in classes.values() if cls.__name__ in aggregators.__all__]
 
 
