@@ -1,5 +1,6 @@
 """The Gramian tape: the Gramian of any autograd graph without its Jacobian."""
 
+from lightning_jd.engines.tape._compare import Rounding, random_vector
 from lightning_jd.engines.tape._explain import Explanation, Slow, explain, slow_parameters
 from lightning_jd.engines.tape._foresight import Foresight, foresee
 from lightning_jd.engines.tape._tape import Tape
@@ -37,6 +38,7 @@ __all__ = [
     "NotApplicableError",
     "OuterProduct",
     "Owners",
+    "Rounding",
     "Rows",
     "Settled",
     "Site",
@@ -46,6 +48,7 @@ __all__ = [
     "UnprovenError",
     "explain",
     "foresee",
+    "random_vector",
     "reader",
     "register_flow",
     "register_rule",
