@@ -19,7 +19,7 @@ from lightning_jd.engines.tape import (
     Certificates,
     Contribution,
     Rounding,
-    foresee,
+    one_pass_of,
     random_vector,
 )
 from lightning_jd.errors import GraphError
@@ -117,7 +117,7 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Prospect:
-    """Whether one pass is enough for the rows of instances: foreseen, and certified.
+    """Whether one pass is enough for the rows of instances: one_pass_ofn, and certified.
 
     Attributes:
         obstacle: Why one pass is not enough, or nothing.
@@ -143,7 +143,7 @@ class Prospect:
         try:
             if leaves_reached(objectives) - {id(whole) for _, whole in known}:
                 return cls("the losses depend on a tensor that is no parameter")
-            obstacle, certificates = foresee(objectives, known, scale)
+            obstacle, certificates = one_pass_of(objectives, known, scale)
         except GraphError as error:
             return cls(str(error))
         types = {objectives.dtype, *(whole.dtype for _, whole in known)}

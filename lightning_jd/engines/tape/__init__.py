@@ -2,7 +2,7 @@
 
 from lightning_jd.engines.tape._compare import Rounding, random_vector
 from lightning_jd.engines.tape._explain import Explanation, Slow, explain, slow_parameters
-from lightning_jd.engines.tape._foresight import Foresight, foresee
+from lightning_jd.engines.tape._one_pass import OnePass, one_pass_of
 from lightning_jd.engines.tape._tape import Tape
 from lightning_jd.engines.tape.contributions import (
     Budget,
@@ -34,8 +34,8 @@ __all__ = [
     "Crossing",
     "Explanation",
     "Factors",
-    "Foresight",
     "NotApplicableError",
+    "OnePass",
     "OuterProduct",
     "Owners",
     "Rounding",
@@ -47,7 +47,7 @@ __all__ = [
     "TapeOptions",
     "UnprovenError",
     "explain",
-    "foresee",
+    "one_pass_of",
     "random_vector",
     "reader",
     "register_flow",

@@ -106,8 +106,8 @@ class Tape:
         return {name: paths.get(k, "unreached") for k, (name, _) in enumerate(self.named)}
 
     @property
-    def is_by_rules(self) -> bool:
-        """Whether it is known that one pass served all parameters."""
+    def is_replayed(self) -> bool:
+        """Whether the step was a program, so that one pass served all parameters."""
         return self._outcome is not None and isinstance(self._outcome.ledger, Replay)
 
     @property
@@ -155,7 +155,7 @@ class Tape:
         return self._outcome.ledger.beside
 
     def contributions(self) -> list[Contribution]:
-        """The terms whose products add up to the Gramian, for those who have more rows elsewhere.
+        """The terms whose products add up to the Gramian, for rows on several processes.
 
         Nothing is multiplied here but where a certificate is due. Contributions to one parameter
         have different entries of it; parameters that no loss reaches have none. They are kept for

@@ -1,4 +1,4 @@
-"""Adds contributions up to a Gramian, and hands gradients out once the weights are known."""
+"""Adds contributions up to a Gramian, and computes gradients once the weights are known."""
 
 from __future__ import annotations
 

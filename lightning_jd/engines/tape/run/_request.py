@@ -1,4 +1,4 @@
-"""What is asked of the tape in one step."""
+"""The arguments of the tape in one step."""
 
 from __future__ import annotations
 
