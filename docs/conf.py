@@ -29,7 +29,7 @@ extensions = [
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build", "_site"]
+exclude_patterns = ["_build", "_site", "**.ipynb"]
 html_theme = "furo"
 html_title = f"lightning_jd {release}"
 #: The address of the repository: with it, pages link to their source and to an editor.

@@ -93,9 +93,6 @@ def test_a_block_runs_alone(
         return
     for name in needs(block):
         pytest.importorskip(name)
-    is_about_images = "mnist_folder" in block.code or "from mnist import" in block.code
-    if is_about_images and not os.environ.get("LIGHTNING_JD_MNIST"):
-        pytest.skip("set LIGHTNING_JD_MNIST to a folder with the official files of MNIST")
     for other in blocks_of(block.page):  # files of the page, which later blocks import
         if other.file is not None and other.line < block.line:
             (tmp_path / other.file).write_text(other.code, encoding="utf-8")
