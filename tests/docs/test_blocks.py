@@ -57,7 +57,16 @@ def _a_place_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
 
 def needs(block: Block) -> list[str]:
     """The packages that a block imports and that the package itself does not need."""
-    names = {"hydra", "sklearn", "torchjd", "peft", "torch_geometric", "matplotlib", "transformers"}
+    names = {
+        "hydra",
+        "wandb",
+        "sklearn",
+        "torchjd",
+        "peft",
+        "torch_geometric",
+        "matplotlib",
+        "transformers",
+    }
     tree = ast.parse(block.code)
     found = {
         (alias.name if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
