@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.core.processes._delivery import Deferred, Delivery, Gradients
+from lightning_jd.core.processes._delivery import Delivery, Gradients
 from lightning_jd.core.processes._exchange import all_at_first
 from lightning_jd.core.processes._gramian import LocalParts, gramian_of
 from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of
@@ -168,17 +168,6 @@ class GraphRows(Rows):
             if found is not None:
                 return _present(self.plain, found)
         return super().plain_gradients(delivery)
-
-    @override
-    def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:
-        tape = self._tapes.get(named[0][0])
-        overlaps = delivery.overlaps and not self._is_alone
-        if tape is None or not overlaps or self._is_ordinary(tape):
-            return super().combine(named, weights, delivery)
-        del self._tapes[named[0][0]]
-        for some, compute in tape.gradients_in_turn(self._own_weights(weights, delivery)):
-            self.deferred.append(Deferred(tuple([named[k][0] for k in some]), compute))
-        return {}
 
     @override
     def _own_gradients(self, named: NamedParameters, weights: Tensor) -> Gradients:
