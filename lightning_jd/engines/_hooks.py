@@ -103,6 +103,11 @@ class _Moment(NamedTuple):
 hook_history = HookHistory()
 
 
+def own_hooks() -> AbstractContextManager[None]:
+    """Leave hooks of the package out, which are registered inside and change no gradient."""
+    return hook_history.own()
+
+
 def hooks_registered() -> int:
     """How many hooks others have registered so far."""
     return hook_history.registered

@@ -23,10 +23,9 @@ from lightning_jd.engines.tape.owners.flow import (
 )
 from lightning_jd.engines.tape.plan import Certificates
 from lightning_jd.engines.tape.rules import NotApplicableError, Site, register_rule, unregister_rule
-from lightning_jd.engines.tape.run import CHECK_EVERY, TapeOptions
+from lightning_jd.engines.tape.run import TapeOptions
 
 __all__ = [
-    "CHECK_EVERY",
     "REDUCED",
     "Budget",
     "Certificates",
