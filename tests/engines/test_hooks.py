@@ -81,6 +81,30 @@ def test_a_hook_on_a_transposed_weight_is_noticed_when_it_appears(hook: Hook) ->
     check(model)
 
 
+@pytest.mark.filterwarnings("ignore:Gradients must be linear:RuntimeWarning")
+@pytest.mark.parametrize("kind", ["tensor", "prehook", "posthook"])
+def test_a_clip_on_a_transposed_weight_is_noticed_though_rows_cancel(kind: str) -> None:
+    """Gradients of two similar examples cancel in a half of all random combinations."""
+
+    def clip(gradient: Tensor) -> Tensor:
+        return gradient.clamp(-0.5, 0.5)
+
+    for seed in range(12):
+        torch.manual_seed(seed)
+        weight, x = nn.Parameter(torch.randn(3, 4).double()), torch.randn(1, 4).double()
+        transposed = weight.t()
+        if kind == "tensor":
+            transposed.register_hook(clip)
+        elif kind == "prehook":
+            transposed.grad_fn.register_prehook(lambda above: tuple(map(clip, above)))
+        else:
+            transposed.grad_fn.register_hook(lambda below, _: tuple(map(clip, below)))
+        losses = (torch.cat([x, x + 1e-3]) @ transposed).sum(dim=1)
+        rows = [torch.autograd.grad(loss, weight, retain_graph=True)[0] for loss in losses]
+        J = torch.stack(rows).flatten(1)
+        torch.testing.assert_close(gramian(losses, [weight]), J @ J.T)
+
+
 def test_a_hook_that_mixes_instances_is_noticed_when_it_appears() -> None:
     model = Hooked()
     for _ in range(3):

@@ -41,6 +41,8 @@ _OF_PRODUCTS = 30.0
 _VANISHED = 16.0
 #: Powers of two round alike, these factors do not; and how many times what they show is noise.
 _SCALES, _FEW = (1.0, 0.75, 0.625, 0.875, 1.25), 6.0
+#: What hides errors, in units of the tolerance.
+_LOUD = 2.0
 #: Deviations from linearity that are rounding, in units of the machine precision.
 _LINEAR = 8.0
 #: Numbers whose length a CPU measures at a time.
@@ -138,6 +140,18 @@ def mismatches(
         that was left out may be NaN, and zero times that is NaN.
     """
     components = [c for c in _by_component(ledger.shares) if not set(c[0]) <= set(plain)]
+    return _compared(components, ledger, v, ordinary, dtype, is_linear=is_linear)
+
+
+def _compared(
+    components: Sequence[Component],
+    ledger: Ledger,
+    v: Tensor,
+    ordinary: Ordinary,
+    dtype: torch.dtype,
+    *,
+    is_linear: bool,
+) -> list[Mismatch] | None:
     chosen = [p for parameters, _ in components for p in parameters]
     rounding = Rounding(dtype, v, length_of(ledger.G, v))
     found = _apart(ordinary(v, chosen))
@@ -150,6 +164,7 @@ def mismatches(
     distances = [norm_of(off, parameters) for parameters, _ in components]
     del found, off  # the next passes need the memory
     wrong = []
+    drowned: list[Component] = []
     for (parameters, share), distance in zip(components, distances, strict=True):
         length = sum(lengths.get(p, 0.0) ** 2 for p in parameters) ** 0.5
         if _wrong(share, v, length, distance, rounding) is None:
@@ -159,6 +174,11 @@ def mismatches(
         if what is not None:
             relative = what[1] / length if length else inf
             wrong.append(Mismatch(parameters, what[0], relative))
+        elif noise > _LOUD * _TOLERANCE[dtype] * length:
+            drowned.append((parameters, share))
+    if drowned and bool((v.abs() != 1).any()):
+        # Rows that are mostly rounding count as much as the others in v, and hide them.
+        wrong += _compared(drowned, ledger, v.sign(), ordinary, dtype, is_linear=True) or ()
     return wrong
 
 

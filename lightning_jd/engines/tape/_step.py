@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_jd.engines.tape._agreement import Said, agree, complain_of_program, said_by
 from lightning_jd.engines.tape._certificate import Mismatch, mismatches, random_vector
 from lightning_jd.engines.tape._complaint import complain
+from lightning_jd.engines.tape._parameter_hooks import altered_placements
 from lightning_jd.engines.tape._way import Way, decide, key_of, may_loop
 from lightning_jd.engines.tape.graph import Graph, holds_functions, types_in
 from lightning_jd.engines.tape.owners import Evidence
@@ -189,7 +190,11 @@ class Step:
         v = random_vector(ledger.G, spread=1e6 if torch.finfo(dtype).bits > 16 else 1e3)
         is_linear = not (way.key.is_hooked or holds_functions(graph))
         ordinary = self.request.ordinary_gradients
-        return mismatches(ledger, v, ordinary, dtype, way.plain, is_linear=is_linear)
+        wrong = mismatches(ledger, v, ordinary, dtype, way.plain, is_linear=is_linear)
+        if wrong == [] and way.key.is_hooked:
+            scale = self.request.scale
+            return altered_placements(graph, way.plan, tensors, ledger.shares, scale, way.plain)
+        return wrong
 
     def loop(self) -> Loop:
         """One pass per task, by plain autograd."""
