@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from lightning_jd import backward
 from lightning_jd.aggregators import Constant
-from lightning_jd.engines import Objectives, Tape, gramian
+from lightning_jd.engines import Objectives, Tape, gramian, holds_hooks
 from lightning_jd.engines.tape import Rows, Site, _certificate, register_rule, unregister_rule
 from lightning_jd.engines.tape._certificate import mismatches, random_vector
 from lightning_jd.engines.tape.graph import Placement
@@ -23,8 +23,12 @@ NAME = "DivBackward0"  # an operation that no rule of the package covers
 
 @pytest.fixture(autouse=True)
 def the_same_vector() -> None:
-    """Whether a small error shows depends on the random vector; here it is always the same one."""
+    """Whether a small error shows depends on the random vector; here it is always the same one.
+
+    Hooks that were registered before, by other tests, are not in the graphs of this one.
+    """
     _certificate._RANDOM.manual_seed(0)
+    holds_hooks(Objectives.of(torch.ones(2, requires_grad=True).exp()))
 
 
 class Divided(nn.Module):

@@ -81,6 +81,20 @@ def test_a_hook_on_a_transposed_weight_is_noticed_when_it_appears(hook: Hook) ->
     check(model)
 
 
+@pytest.mark.filterwarnings("ignore:The Gramian must agree:RuntimeWarning")
+def test_a_hook_that_mixes_instances_counts_for_every_parameter_below() -> None:
+    """In half precision, its effect on some parameter may pass for rounding."""
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+        with torch.autocast("cpu", torch.bfloat16):
+            h = model[1](model[0](torch.randn(5, 2, 3)))
+            h.register_hook(lambda g: g + 0.2 * g.roll(1, 0))
+            losses = (model[2](h) - 0.3).square().flatten(1).mean(dim=1)
+        paths = backward(losses, model, "mean").paths
+        assert set(paths.values()) == {"rows"}
+
+
 @pytest.mark.filterwarnings("ignore:Gradients must be linear:RuntimeWarning")
 @pytest.mark.parametrize("kind", ["tensor", "prehook", "posthook"])
 def test_a_clip_on_a_transposed_weight_is_noticed_though_rows_cancel(kind: str) -> None:

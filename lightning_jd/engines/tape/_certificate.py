@@ -59,7 +59,7 @@ class Mismatch:
     Attributes:
         parameters: Their positions; several if they are only known together.
         what: ``"Gramian"`` or ``"gradient"``; ``"linearity"`` if the ordinary gradient itself is
-            not linear in the losses.
+            not linear in the losses; ``"hook"`` if a hook showed in other parameters.
         error: The error relative to the ordinary gradient.
     """
 

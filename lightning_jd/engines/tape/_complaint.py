@@ -15,6 +15,7 @@ def complain(wrong: Sequence[Mismatch], names: Sequence[str], *, raises: bool) -
     Raises:
         GraphError: If that is asked for.
     """
+    wrong = [found for found in wrong if found.what != "hook"]
     if not raises:
         clipped = [found for found in wrong if found.what == "linearity"]
         wrong = [found for found in wrong if found.what != "linearity"]

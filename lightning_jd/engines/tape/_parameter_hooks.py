@@ -9,7 +9,6 @@ a few copies, and no pass through the model.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from math import inf
 
 import torch
 from torch import Tensor
@@ -62,19 +61,20 @@ def altered_placements(
             if described.dtype.is_complex or not lengths.get(parameter):
                 continue
             eps = max(torch.finfo(t).eps for t in (described.dtype, tensors[parameter].dtype))
+            errors: list[Tensor] = []
             for size in _SIZES:
-                arriving = torch.randn(
-                    placement.shape, generator=torch.Generator().manual_seed(0)
-                ).to(described.device)
-                arriving = (arriving * (size * lengths[parameter])).to(described.dtype)
+                arriving = torch.randn(placement.shape, generator=torch.Generator().manual_seed(0))
+                arriving = arriving.to(described.device) * (size * lengths[parameter])
+                arriving = arriving.to(described.dtype)
                 with hooks_silenced([tensors[parameter]]):
                     (leaving,) = torch.autograd.grad(
                         GradientEdge(node, output), tensors[parameter], arriving, retain_graph=True
                     )
                 expected = placement.placed(arriving[None])[0].to(leaving.dtype)
-                off = (to_columns(leaving).reshape(-1) - expected).norm()
-                length = expected.norm()
-                if not off <= _ROUNDING * eps * length:
-                    relative = float(off / length) if length else inf
-                    found[parameter] = Mismatch((parameter,), "linearity", relative)
+                errors.append((to_columns(leaving).reshape(-1) - expected) / expected.norm())
+            slack = _ROUNDING * eps
+            if not max(error.norm() for error in errors) <= slack:
+                what = "gradient" if (errors[0] - errors[1]).norm() <= slack else "linearity"
+                relative = max(float(error.norm()) for error in errors)
+                found[parameter] = Mismatch((parameter,), what, relative)
     return list(found.values())

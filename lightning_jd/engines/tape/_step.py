@@ -190,10 +190,18 @@ class Step:
         v = random_vector(ledger.G, spread=1e6 if torch.finfo(dtype).bits > 16 else 1e3)
         is_linear = not (way.key.is_hooked or holds_functions(graph))
         ordinary = self.request.ordinary_gradients
+        if way.key.is_hooked:
+            shares, scale = ledger.shares, self.request.scale
+            if altered := altered_placements(graph, way.plan, tensors, shares, scale, way.plain):
+                return altered
         wrong = mismatches(ledger, v, ordinary, dtype, way.plain, is_linear=is_linear)
-        if wrong == [] and way.key.is_hooked:
-            scale = self.request.scale
-            return altered_placements(graph, way.plan, tensors, ledger.shares, scale, way.plain)
+        if wrong == [] and way.key.is_hooked:  # equal signs hide what mixes instances
+            signs = 1 - 2 * (torch.arange(len(v), device=v.device) % 2)
+            wrong = mismatches(ledger, v * signs, ordinary, dtype, way.plain)
+        if wrong and way.key.is_hooked:  # a hook on an activation changes all that is below it
+            found = {p for mismatch in wrong for p in mismatch.parameters}
+            others = way.plan.reached - way.plain - found
+            wrong += [Mismatch((p,), "hook", 0.0) for p in sorted(others)]
         return wrong
 
     def loop(self) -> Loop:
