@@ -11,7 +11,7 @@ from typing_extensions import override
 from lightning_jd.engines._hooks import hook_history
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines._parameters import NamedParameters
-from lightning_jd.engines.tape.graph import is_hooked
+from lightning_jd.engines.tape.graph import may_be_hooked
 from lightning_jd.engines.tape.owners import Crossed, Evidence, Owners
 from lightning_jd.engines.tape.plan import known_graph, standing_of
 from lightning_jd.engines.tape.rules import rule_of, saved_names_of
@@ -66,7 +66,7 @@ def foresee(objectives: Objectives, named: NamedParameters, scale: float | Tenso
         has_rule = rule_of(node.name(), slot) is not None
         if not has_rule or plan.arrangements[position] is None or refused.get(position):
             return Foresight(f"there is no rule for {node.name()}")
-        if any(is_hooked(node, name) for name in saved_names_of(node.name(), slot)):
+        if any(may_be_hooked(node, name) for name in saved_names_of(node.name(), slot)):
             return Foresight("activations are computed again in the backward pass")
     return Foresight("", (plan.kind, hooks))
 
