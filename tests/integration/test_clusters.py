@@ -1,4 +1,4 @@
-"""Processes of two nodes (two agents of torchrun on loopback) and of Ray Train, against one process.
+"""Two nodes (two agents of torchrun on loopback) and two workers of Ray Train, against one process.
 
 Each process runs this file as a script, or `trained` as the loop of a worker.
 """
@@ -55,8 +55,13 @@ def test_two_nodes(tmp_path: Path) -> None:
     agents = [
         subprocess.Popen(
             [
-                *[sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1"],
-                *[f"--node_rank={node}", "--master_addr=127.0.0.1", f"--master_port={port}"],
+                *[sys.executable, "-m", "torch.distributed.run", "--nnodes=2"],
+                *[
+                    "--nproc_per_node=1",
+                    f"--node_rank={node}",
+                    "--master_addr=127.0.0.1",
+                    f"--master_port={port}",
+                ],
                 *["-m", "tests.integration.test_clusters", str(tmp_path)],
             ],
             cwd=ROOT,

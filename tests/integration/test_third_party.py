@@ -80,7 +80,9 @@ def pytorch_tabular(trainer: dict[str, Any]) -> nn.Module:
     table = pd.DataFrame(torch.randn(64, 4, generator=draw).numpy(), columns=list("abcd"))
     model = TabularModel(
         data_config=DataConfig(target=["d"], continuous_cols=list("abc"), num_workers=0),
-        model_config=CategoryEmbeddingModelConfig(task="regression", layers="16-8", use_batch_norm=False),
+        model_config=CategoryEmbeddingModelConfig(
+            task="regression", layers="16-8", use_batch_norm=False
+        ),
         optimizer_config=OptimizerConfig(),
         trainer_config=TrainerConfig(
             batch_size=16, max_epochs=1, accelerator="cpu", progress_bar="none", seed=0,
