@@ -174,19 +174,23 @@ class Objectives:
 
     @cached_property
     def _values(self) -> Tensor:
-        if self.known is not None:
-            return self.known
-        if self.total is not None:
-            return self.total.detach().expand(self.m)
-        if isinstance(self.losses, Tensor):
-            detached = self.losses.detach()
-            return detached if detached.ndim == 1 else detached.reshape(-1)
-        with torch.no_grad():
+        # Results are plain tensors, also of losses of a subclass that adds labels or units.
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            if self.known is not None:
+                return self.known.detach()
+            if self.total is not None:
+                return self.total.detach().expand(self.m)
+            if isinstance(self.losses, Tensor):
+                detached = self.losses.detach()
+                return detached if detached.ndim == 1 else detached.reshape(-1)
             return torch.stack([loss for loss in self.losses if isinstance(loss, Tensor)])
 
     def shown(self) -> Tensor:
         """What stands for all of them: the scalar that was split, or else their mean."""
-        return self.values().mean() if self.total is None else self.total.detach()
+        if self.total is None:
+            return self.values().mean()
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.total.detach()
 
     def plain_weights(self) -> Tensor:
         """The weights of ordinary training, shape (m,): sum over tasks, mean over instances."""

@@ -15,7 +15,10 @@ def test_the_equation_holds(alpha: float) -> None:
     assert_close(J @ J.T @ w, w ** (-1 / alpha), rtol=1e-6, atol=0)
 
 
-def test_too_small_is_an_error_with_a_remedy() -> None:
-    J = torch.randn(20, 10, generator=torch.Generator().manual_seed(0))
+MANY = torch.randn(20, 10, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("J", [MANY, torch.diag(torch.tensor([1.0, 1e-4]))])
+def test_too_small_is_an_error_with_a_remedy(J: torch.Tensor) -> None:
     with pytest.raises(ArgumentError, match=r"`alpha` must be large enough.*Choose a larger alpha"):
         FairGrad(0.01).weights(J @ J.T)
