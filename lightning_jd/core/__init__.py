@@ -29,11 +29,11 @@ from lightning_jd.core._update import Update
 from lightning_jd.core.processes._ddp import delivery_to, unwrapped, watch
 from lightning_jd.core.processes._delivery import COMPLETE, Delivery
 from lightning_jd.core.processes._failures import check_peers, report_failure
+from lightning_jd.core.processes._formats import factors_send_less
 from lightning_jd.core.processes._layout import LISTED
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.processes._replicas import check_replicas
 from lightning_jd.core.processes._static_graph import first_reduction_held, start_first_reduction
-from lightning_jd.core.processes._volume import factors_send_less, sent_by_sum
 from lightning_jd.core.rows import collect
 from lightning_jd.core.rows._base import Rows
 from lightning_jd.core.rows._pieces import is_sharded, show_pieces, unsupported_by_pieces
@@ -73,7 +73,6 @@ __all__ = [
     "objectives_of",
     "old_names",
     "report_failure",
-    "sent_by_sum",
     "show_pieces",
     "split_into_groups",
     "start_first_reduction",

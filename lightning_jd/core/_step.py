@@ -189,7 +189,7 @@ class _Step:
             if m and finite:
                 known = self.told_gramians[group]
                 ask = partial(weights_from, method, known, told, like.device)  # type: ignore[arg-type]
-                weights = pool.asked_of_first(ask, m, like, "weights")
+                weights = pool.computed_by_first(ask, m, like, "weights")
             else:
                 weights = like.new_full((m,), 1 / max(1, m))
             return GroupReport(G, weights, names)
@@ -204,7 +204,7 @@ class _Step:
             direction = direction_from(method, J, told) if finite else J.mean(dim=0)
             return torch.cat([direction, J @ direction])
 
-        answer = pool.asked_of_first(with_products, n + m, G, "gradient")
+        answer = pool.computed_by_first(with_products, n + m, G, "gradient")
         direction, products = answer.split([n, m])
         self.complete |= per_parameter(direction, named)
         return GroupReport(G, None, names, products, direction @ direction)

@@ -7,7 +7,6 @@ know what the others are about to agree on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -24,40 +23,30 @@ class Answer(NamedTuple):
         failed: Whether its own code has raised an error.
         scalar: Whether it has one scalar loss, which is trained as always, and no rows. Then it
             does not take part in what the others exchange.
-        digest: That of what it has to say.
-        state: That of what it remembers.
+        digest: That of the value that it gathers.
     """
 
     failed: bool = False
     scalar: bool = False
     digest: int = 0
-    state: int = 0
 
 
 def answers(
-    own: Answer,
-    device: torch.device | None,
-    patience: timedelta | None = None,
-    meanwhile: Callable[[], object] | None = None,
+    own: Answer, device: torch.device | None, patience: timedelta | None = None
 ) -> list[Answer]:
-    """What all processes answer.
+    """The answers of all processes.
 
     Args:
         own: The answer of this process.
         device: Where tensors that are sent must be.
         patience: How long to wait for the others; as long as the process group does by default.
-        meanwhile: Called while the answers travel.
     """
-    told = torch.tensor([2 * own.failed + own.scalar, own.digest, own.state], device=device)
-    heard = [torch.empty_like(told) for _ in range(dist.get_world_size())]
-    work = dist.all_gather(heard, told, async_op=True)
-    try:
-        if meanwhile is not None:
-            meanwhile()
-    finally:
-        work.wait() if patience is None else work.wait(patience)
-    numbers = torch.stack(heard).tolist()
-    return [Answer(bool(code & 2), bool(code & 1), *said) for code, *said in numbers]
+    sent = torch.tensor([2 * own.failed + own.scalar, own.digest], device=device)
+    received = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
+    work = dist.all_gather(received, sent, async_op=True)
+    work.wait() if patience is None else work.wait(patience)
+    numbers = torch.stack(received).tolist()
+    return [Answer(bool(code & 2), bool(code & 1), digest) for code, digest in numbers]
 
 
 def check(answers: list[Answer]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -87,7 +87,7 @@ class Rows(ABC):
         # One process on a device checks losses with the Gramian, in the only wait of the step.
         is_on_device = named[0][1].device.type != "cpu"
         self._checks_losses = self.skips or self.pool.size > 1 or not is_on_device
-        self._agreed: tuple[int, ...] = ()  # digests of what all processes have agreed on
+        self._formats: tuple[Any, ...] = ()  # of the rows of all processes
 
     @abstractmethod
     def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
@@ -108,8 +108,8 @@ class Rows(ABC):
 
         Args:
             exactly: Whether parameters that no loss reaches must be left out already here.
-            gramian_is_next: Whether the Gramian of all :attr:`selected` will be asked for, so that
-                it may be begun while the others answer, or come from the passes for :attr:`plain`.
+            gramian_is_next: Whether the Gramian of all :attr:`selected` will be computed, which
+                may come from the passes for :attr:`plain`.
 
         Raises:
             NonFiniteError: If a loss of another process is NaN or infinite.
@@ -117,14 +117,15 @@ class Rows(ABC):
             ArgumentError: If the rows of the processes, or micro-batches, do not fit together.
         """
         count = sum(map(len, self._losses))
-        own = (self._selection.seen, self._bad, count, self._description())
-        told = self.pool.gather(own, self._begin if gramian_is_next else None)
-        self._agreed = self.pool.agreed
-        self._selection.hear(seen for seen, *_ in told)
-        self.skipped = tuple(name for _, names, _, _ in told for name in names)
+        formats = self._own_formats() if gramian_is_next else None
+        own = (self._selection.seen, self._bad, count, self._description(), formats)
+        heard = self.pool.gather(own)
+        self._selection.hear(seen for seen, *_ in heard)
+        self.skipped = tuple(name for _, names, *_ in heard for name in names)
         if self.skipped and not self.skips:
-            raise self.losses_error(self.skipped, sum(number for _, _, number, _ in told))
-        self.layout = Layout.of(tuple(description for *_, description in told))
+            raise self.losses_error(self.skipped, sum(number for _, _, number, *_ in heard))
+        self.layout = Layout.of(tuple(description for *_, description, _ in heard))
+        self._formats = tuple(formats for *_, formats in heard)
         self.selected, self.plain = self._selection.selected, self._selection.plain
         if self.layout.m and not self._selection.reached:
             raise nothing_reached(len(self.named))
@@ -259,8 +260,8 @@ class Rows(ABC):
     def _own_gradients(self, named: NamedParameters, weights: Tensor) -> Gradients:
         """Combine the rows of this process, with one weight each."""
 
-    def _begin(self) -> object:
-        """Start the work for the Gramian while the other processes answer; by default nothing."""
+    def _own_formats(self) -> tuple[Any, ...] | None:
+        """Names and formats of the selected rows, if they are known before the roll call."""
         return None
 
     def _note(self, objectives: Objectives) -> Objectives | None:

@@ -12,8 +12,8 @@ from torch import Tensor
 from lightning_jd.core.processes._gramian import LocalParts, gramian_of
 from lightning_jd.core.processes._layout import LISTED, Layout, kind_of
 from lightning_jd.core.processes._pool import Pool
-from lightning_jd.core.rows._cut_up import gradient_cut_up, rows_cut_up
 from lightning_jd.core.rows._pieces import cuts_of, is_cut_in_front, whole_of
+from lightning_jd.core.rows._reshard import reshard_gradient, reshard_rows
 from lightning_jd.engines import NamedParameters, Objectives, Tape, leaves_reached
 from lightning_jd.engines.tape import Contribution, foresee
 from lightning_jd.errors import GraphError
@@ -41,8 +41,7 @@ class Gathered:
         self, tape: Tape, named: NamedParameters, pool: Pool, layout: Layout, like: Tensor
     ) -> None:
         self._pool, self.layout, self.like = pool, layout, like
-        self._agreed = pool.agreed
-        self._named, self._rows = named, tape.objectives.names
+        self._named = named
         self._parts = tape.contributions()
         #: How each parameter was dealt with.
         self.paths = tape.paths
@@ -51,7 +50,7 @@ class Gathered:
     def rows(self) -> Tensor:
         """This process's columns of all rows, shape (m, columns)."""
         counts = self.layout.counts
-        return rows_cut_up(self._parts, self._cuts, counts, self._pool, self.like)
+        return reshard_rows(self._parts, self._cuts, counts, self._pool, self.like)
 
     def gramian(self, names: Collection[str]) -> Tensor:
         """The Gramian of all rows over some parameters; no row is formed where factors do."""
@@ -63,15 +62,13 @@ class Gathered:
                 if some.placements[0].parameter in chosen:
                     parts[some.placements[0].parameter].append(some)
         local = LocalParts(tuple(sorted(names)), [sum(each) for each in self._cuts], parts)
-        return gramian_of(
-            lambda: [local], self._rows, self._pool, self.layout, self._agreed, self.like
-        )[0]
+        return gramian_of([local], self._pool, self.layout, self.like)[0]
 
     def combined(self, weights: Tensor, names: Collection[str]) -> Tensor:
         """This process's columns of ``weights @ J``, those of some parameters, side by side."""
         own = self.layout.own_weights(weights.to(self.like), self._pool.rank)
         cuts = {k: self._cuts[k] for k, (name, _) in enumerate(self._named) if name in names}
-        return gradient_cut_up(self._parts, own, cuts, self._pool, self.like)
+        return reshard_gradient(self._parts, own, cuts, self._pool, self.like)
 
     def agrees(self, v: Tensor, expected: Tensor, tolerance: float, *, by_rows: bool) -> bool:
         """Whether a combination of the rows, and the Gramian, are what an ordinary pass says.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_jd.core.processes._columns import all_at_first
 from lightning_jd.core.processes._delivery import Delivery, Gradients
-from lightning_jd.core.processes._exchange import all_at_first
 from lightning_jd.core.processes._gramian import LocalParts, gramian_of
 from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of
 from lightning_jd.core.processes._pool import Pool
@@ -101,13 +101,15 @@ class GraphRows(Rows):
             self.selected = [pair for pair in self.selected if id(pair[1]) in reached]
 
     @override
-    def _begin(self) -> None:
+    def _own_formats(self) -> tuple[Any, ...] | None:
+        if self._objectives is None:
+            return (), ()
         selected = self._selection.selected
-        if not selected or self._objectives is None or self._memory == "low":
-            return
-        # A process with an error takes part in nothing else, and SyncBatchNorm would wait for it.
-        if not holds_custom(self._objectives):
-            self._tape(selected).contributions()
+        # SyncBatchNorm waits for all processes, and one with an error comes to the roll call only.
+        if not selected or self._memory == "low" or holds_custom(self._objectives):
+            return None
+        local = self._local_parts(selected)
+        return local.names, local.formats
 
     @override
     def values(self, *, wanted: bool) -> Tensor | None:
@@ -119,13 +121,14 @@ class GraphRows(Rows):
     def gramian(self, named: NamedParameters) -> Tensor:
         if self._is_alone:
             return self._tape(named).gramian()
-        names = () if self._objectives is None else self._objectives.names
-        G, formed = gramian_of(
-            lambda: map(self._local_parts, self._at_a_time(named)),
-            *(names, self.pool, self.layout, self._agreed, self.like()),
-        )
+        names, nothing = tuple([name for name, _ in named]), (None,) * len(named)
+        formats: list[Any] = []
+        if all(each is not None and each[0] in ((), names) for each in self._formats):
+            formats = [each[1] or nothing for each in self._formats]
+        parts = map(self._local_parts, self._at_a_time(named))
+        G, held = gramian_of(parts, self.pool, self.layout, self.like(), formats)
         if (tape := self._tapes.get(named[0][0])) is not None:
-            for pair in formed:
+            for pair in held:
                 tape.hold(*pair)
         return G
 
@@ -137,7 +140,7 @@ class GraphRows(Rows):
             J, slow = jacobian_with_reasons(self._objectives, named, scale=self._scale)
             self.slow |= slow
         self.paths |= {name: "jacobian" for name, _ in named}
-        return J if self._is_alone else all_at_first(self.pool, self.layout, [J.to(like)], like)
+        return J if self._is_alone else all_at_first(self.pool, self.layout, J.to(like))
 
     @override
     def features_gramian(self, features: str | Tensor | None) -> Tensor:
@@ -287,7 +290,9 @@ class GraphRows(Rows):
             for contribution in tape.contributions():
                 parts[contribution.placements[0].parameter].append(contribution)
             self._note_paths(tape)
-        return LocalParts(tuple([name for name, _ in named]), sizes, parts)
+        listed = self._objectives is None or self._objectives.kind in LISTED
+        tasks = () if listed or self._objectives is None else self._objectives.names
+        return LocalParts(tuple([name for name, _ in named]), sizes, parts, tasks)
 
     def _reaches(self, named: NamedParameters) -> bool:
         """Whether the losses of this process reach one of the parameters."""
