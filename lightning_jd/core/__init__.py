@@ -26,14 +26,19 @@ from lightning_jd.core._step import compute_update
 from lightning_jd.core._surrogate import surrogate
 from lightning_jd.core._unreached import check_all_reached
 from lightning_jd.core._update import Update
-from lightning_jd.core.processes._ddp import delivery_to, unwrapped, watch
+from lightning_jd.core.processes._ddp import (
+    delivery_to,
+    first_reduction_held,
+    start_first_reduction,
+    unwrapped,
+    watch,
+)
 from lightning_jd.core.processes._delivery import COMPLETE, Delivery
 from lightning_jd.core.processes._failures import check_peers, report_failure
 from lightning_jd.core.processes._formats import factors_send_less
 from lightning_jd.core.processes._layout import LISTED
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.processes._replicas import check_replicas
-from lightning_jd.core.processes._static_graph import first_reduction_held, start_first_reduction
 from lightning_jd.core.rows import collect
 from lightning_jd.core.rows._base import Rows
 from lightning_jd.core.rows._pieces import is_sharded, show_pieces, unsupported_by_pieces

@@ -21,10 +21,15 @@ from lightning_jd.core._report import Report
 from lightning_jd.core._slow import warn_slow
 from lightning_jd.core._step import compute_update
 from lightning_jd.core._unreached import check_all_reached
-from lightning_jd.core.processes._ddp import Reduction, reduction_of, unwrapped
+from lightning_jd.core.processes._ddp import (
+    Reduction,
+    first_reduction_held,
+    reduction_of,
+    start_first_reduction,
+    unwrapped,
+)
 from lightning_jd.core.processes._delivery import COMPLETE
 from lightning_jd.core.processes._pool import ALONE, Pool
-from lightning_jd.core.processes._static_graph import first_reduction_held, start_first_reduction
 from lightning_jd.core.rows import collect
 from lightning_jd.core.rows._base import Rows
 from lightning_jd.core.rows._pieces import is_sharded, show_pieces

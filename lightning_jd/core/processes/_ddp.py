@@ -3,18 +3,24 @@
 A forward pass through DistributedDataParallel leaves a note in the autograd graph. So a loop may
 pass the wrapped model, the module inside or its parameters: the losses tell that they belong to all
 processes. Losses of a model that is not wrapped stay those of one process.
+
+With ``static_graph=True`` it learns in its first backward pass which parameters are used, and
+reduces all gradients at the end of that pass. For us that pass only differentiates losses, whose
+weights are not known yet. So the first reduction is held, and started with the delivery.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
@@ -186,3 +192,37 @@ def _forwards(objectives: Objectives) -> Iterator[_Forward]:
                     seen.add(below)
                     following.append(below)
         layer = following
+
+
+@contextmanager
+def first_reduction_held(model: Any) -> Iterator[None]:
+    """Neither a forward nor a backward pass meanwhile starts the first reduction.
+
+    Args:
+        model: What the strategy has wrapped; nothing happens if that has no static graph.
+    """
+    if not _is_first(model):
+        yield
+        return
+    model._static_graph_delay_allreduce_enqueued = True
+    try:
+        yield
+    finally:
+        model._static_graph_delay_allreduce_enqueued = False
+
+
+def start_first_reduction(model: Any, scalar: Tensor) -> None:
+    """Have the backward pass of ``scalar`` end with the first reduction, if that is still due.
+
+    It is not for a micro-batch that is accumulated without one.
+    """
+    if not _is_first(model) or not model.require_backward_grad_sync:
+        return
+    reduce = model.reducer._delay_all_reduce
+    scalar.register_hook(lambda _: Variable._execution_engine.queue_callback(reduce))
+    model._static_graph_delay_allreduce_enqueued = True
+
+
+def _is_first(model: Any) -> bool:
+    static = getattr(model, "static_graph", False)
+    return bool(static) and not model._static_graph_delay_allreduce_enqueued

@@ -158,11 +158,7 @@ class AccumulatedRows(Rows):
 class Store:
     """Adds up the rows of tasks (and ranks) and lists the rows of instances.
 
-    Args:
-        empty: No row at all, shape (0, n).
-
-    Attributes:
-        sums: Name of a task to the sum of its rows, and how many there were.
+    ``empty`` is no row at all, shape (0, n); ``sums`` has the sum and the number of rows by task.
     """
 
     def __init__(self, empty: Tensor) -> None:

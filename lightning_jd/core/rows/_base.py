@@ -35,15 +35,8 @@ class Rows(ABC):
     """The rows of one step: those of this process, and the layout of all processes.
 
     :meth:`add` takes the losses. :meth:`agree` ends that, and all else comes after it. All
-    processes call the same methods in the same order.
-
-    Args:
-        named: The parameters; the same for all micro-batches.
-        pool: The processes; by default all of them.
-        select: The parameters to aggregate, see :func:`lightning_jd.engines.select`.
-        nonfinite: ``"raise"``, or ``"skip"`` to leave out objectives whose loss or gradient is NaN
-            or infinite.
-        can_skip: Whether the caller can set ``nonfinite="skip"``, so that errors may advise it.
+    processes call the same methods in the same order. Arguments are those of
+    :func:`lightning_jd.core.rows.collect`.
 
     Attributes:
         layout: The rows of all processes.
@@ -69,7 +62,6 @@ class Rows(ABC):
         pool: Pool | None = None,
         select: Select = "all",
         nonfinite: Nonfinite = "raise",
-        can_skip: bool = True,
     ) -> None:
         self.named, self.pool = named, pool or Pool(named[0][1].device)
         self.paths: dict[str, str] = {}
@@ -79,7 +71,7 @@ class Rows(ABC):
         self.skips = nonfinite == "skip"
         self.as_plain = False
         self._which, self._nonfinite = select, nonfinite
-        self._can_skip = can_skip and not self.skips
+        self._can_skip = not self.skips  # errors may advise it
         self._micro_batches = 0
         self._selection = PooledSelection(named, select)
         self._losses: list[Tensor] = []
@@ -104,17 +96,12 @@ class Rows(ABC):
         return None
 
     def agree(self, *, exactly: bool, gramian_is_next: bool) -> None:
-        """Learn what the other processes have.
+        """Gather the descriptions of all processes, and derive the layout and the selection.
 
         Args:
             exactly: Whether parameters that no loss reaches must be left out already here.
             gramian_is_next: Whether the Gramian of all :attr:`selected` will be computed, which
                 may come from the passes for :attr:`plain`.
-
-        Raises:
-            NonFiniteError: If a loss of another process is NaN or infinite.
-            GraphError: If no loss of any process reaches a parameter.
-            ArgumentError: If the rows of the processes, or micro-batches, do not fit together.
         """
         count = sum(map(len, self._losses))
         formats = self._own_formats() if gramian_is_next else None
@@ -131,11 +118,7 @@ class Rows(ABC):
             raise nothing_reached(len(self.named))
 
     def values(self, *, wanted: bool) -> Tensor | None:
-        """The losses of all rows, shape (m,).
-
-        Args:
-            wanted: Whether a method reads them. Otherwise ``None`` may save a message.
-        """
+        """The losses of all rows, shape (m,); unless ``wanted``, ``None`` may save a message."""
         if not wanted:
             return None
         like = self.like()
@@ -146,69 +129,41 @@ class Rows(ABC):
     def gramian(self, named: NamedParameters) -> Tensor:
         """The Gramian of all rows over some parameters, shape (m, m), equal on all processes."""
 
-    @abstractmethod
     def jacobian(self, named: NamedParameters) -> Tensor:
         """The rows over some parameters, shape (m, n), on the first process; elsewhere n is 0."""
+        raise AssertionError("`unsupported` must refuse methods that need the rows")
 
-    @abstractmethod
     def features_gramian(self, features: str | Tensor | None) -> Tensor:
-        """The Gramian of the gradients at the features, shape (m, m).
-
-        Args:
-            features: Where they are, see :class:`lightning_jd.aggregators.FromFeatures`.
-
-        Raises:
-            GraphError: If there are no features.
-        """
+        """The Gramian of the gradients at ``features``, those of FromFeatures, shape (m, m)."""
+        raise AssertionError("`unsupported` must refuse weights from features")
 
     def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:
-        """This process's part of the gradients ``weights @ J`` of some parameters.
-
-        Args:
-            named: The parameters, a group or a part of :attr:`plain`; each is asked for once.
-            weights: One per row, shape (m,).
-            delivery: What happens to the gradients.
+        """This process's part of ``weights @ J`` over some parameters, each of them once.
 
         Returns:
             Name of a parameter to its gradient, where some row reaches it.
         """
-        return self._own_gradients(named, self._own_weights(weights, delivery))
+        own, factor = self.layout.own_weights(weights, self.pool.rank), delivery.factor(self.pool)
+        return self._own_gradients(named, own if factor == 1 else factor * own)
 
     def plain_gradients(self, delivery: Delivery) -> Gradients:
         """This process's part of the gradients of :attr:`plain`, those of ordinary training."""
         return self.combine(self.plain, self.plain_weights(), delivery)
 
     def delivered(self, own: Gradients, complete: Gradients, delivery: Delivery) -> Gradients:
-        """The gradients that this process adds to ``.grad``.
-
-        Args:
-            own: What :meth:`combine` has returned.
-            complete: The gradients of the other parameters, of all rows.
-            delivery: What happens to them.
-        """
+        """The gradients that this process adds to ``.grad``, see :func:`delivered`."""
         return delivered(self.pool, self._selection, own, complete, delivery)
 
     def combined(self, weights: Tensor) -> Tensor | None:
-        """The weighted sum of the losses with its graph, if differentiating it is all that is left.
-
-        Args:
-            weights: One per row, shape (m,).
-        """
+        """The weighted sum of the losses, if an ordinary pass of it is all that is left."""
         return None
 
     @abstractmethod
     def finite_only(self, finite: Sequence[bool]) -> Rows:
-        """The same step without the rows that are not finite, as far as they can be told apart.
+        """The same step without the rows that are not finite; an error if none may be left out.
 
-        Args:
-            finite: Which rows were finite.
-
-        Returns:
-            Other rows, which have agreed already. They may not be finite either, if the ones that
-            are not have to be found out one by one first.
-
-        Raises:
-            NonFiniteError: If none may be left out.
+        The result has agreed already. It may hold rows that are not finite, too: rows that are
+        computed together spoil one another, and are computed one by one first.
         """
 
     def shown(self) -> Tensor:
@@ -226,12 +181,7 @@ class Rows(ABC):
         return torch.empty(0, dtype=dtype, device=self.named[0][1].device)
 
     def losses_error(self, bad: Sequence[str], total: int) -> NonFiniteError:
-        """The error for losses that are NaN or infinite.
-
-        Args:
-            bad: Their names.
-            total: How many losses there are.
-        """
+        """The error for the losses ``bad`` of ``total``, which are NaN or infinite."""
         remedy = "lower the learning rate, or set nonfinite='skip'"
         return NonFiniteError(
             f"Losses must be finite, got NaN or infinity in {len(bad)} of {total}"
@@ -248,9 +198,9 @@ class Rows(ABC):
             f"{', or set nonfinite=' + repr('skip') if self._can_skip else ''}."
         )
 
-    @abstractmethod
     def _description(self) -> Description:
         """The description of the rows of this process, which the other processes receive."""
+        raise AssertionError("rows without a description must override `agree`")
 
     @abstractmethod
     def _own_values(self) -> list[Tensor]:
@@ -273,11 +223,6 @@ class Rows(ABC):
         bad = objectives.nonfinite() if self._checks_losses else ()
         self._bad += bad
         return without(objectives, bad) if bad or not objectives.m else objectives
-
-    def _own_weights(self, weights: Tensor, delivery: Delivery) -> Tensor:
-        """The weights of the rows of this process."""
-        own, factor = self.layout.own_weights(weights, self.pool.rank), delivery.factor(self.pool)
-        return own if factor == 1 else factor * own
 
     def _names(self, finite: Sequence[bool]) -> list[str]:
         """The names of the rows that are not finite."""

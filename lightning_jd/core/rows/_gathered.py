@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from lightning_jd.core.processes._columns import blocks_of, bucket_width
 from lightning_jd.core.processes._gramian import LocalParts, gramian_of
 from lightning_jd.core.processes._layout import LISTED, Layout, kind_of
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._pieces import cuts_of, is_cut_in_front, whole_of
-from lightning_jd.core.rows._reshard import reshard_gradient, reshard_rows
 from lightning_jd.engines import NamedParameters, Objectives, Tape, leaves_reached
 from lightning_jd.engines.tape import Contribution, foresee
 from lightning_jd.errors import GraphError
+
+#: How many entries of a parameter go to each process, from the first entry on.
+Cuts = Sequence[int]
 
 #: Micro-batches between two certificates of the same kind of graph.
 CHECK_EVERY = 1000
@@ -25,15 +28,13 @@ _standing: dict[Hashable, int] = {}
 
 
 class Gathered:
-    """Activations and their gradients, from which rows can be had, layer by layer.
-
-    Everything here is called by all processes in the same order.
+    """Activations and their gradients, from which rows are formed layer by layer.
 
     Args:
         tape: The losses of this process, and the whole parameters; its pass is run here.
-        named: The parameters in pieces, cut along their first axis.
+        named: The sharded parameters, cut along their first axis.
         pool: The processes.
-        layout: The rows of all processes, which stand for themselves.
+        layout: The rows of all processes.
         like: A tensor of the type of the rows.
     """
 
@@ -71,17 +72,14 @@ class Gathered:
         return reshard_gradient(self._parts, own, cuts, self._pool, self.like)
 
     def agrees(self, v: Tensor, expected: Tensor, tolerance: float, *, by_rows: bool) -> bool:
-        """Whether a combination of the rows, and the Gramian, are what an ordinary pass says.
+        """Whether a positive combination of the rows, and the Gramian, match an ordinary pass.
 
         Args:
-            v: The weights of the combination, positive.
+            v: The weights of the combination.
             expected: This process's columns of ``v @ J``.
-            tolerance: What may be lost, as a share of the norms of the rows.
-            by_rows: Whether :meth:`rows` will be asked for, and not :meth:`gramian` and
+            tolerance: The permitted error, as a share of the norms of the rows.
+            by_rows: Whether :meth:`rows` will be used, and not :meth:`gramian` and
                 :meth:`combined`.
-
-        Returns:
-            The same on all processes.
         """
         everything = {name for name, _ in self._named}
         found = v @ self.rows() if by_rows else self.combined(v, everything)
@@ -98,7 +96,7 @@ class Gathered:
         return agrees and bool((quadratic - length).abs() <= tolerance * norms.sum())
 
     def _norms(self, v: Tensor) -> Tensor:
-        """By parameter, what the norms of weighted rows add up to, on all processes."""
+        """The sum of the norms of the weighted rows of all processes, by parameter."""
         own = self.layout.own_weights(v, self._pool.rank)
         found = self.like.new_zeros(len(self._named))
         for part in self._parts:
@@ -109,8 +107,8 @@ class Gathered:
 
 
 @dataclass(frozen=True)
-class Prospect:
-    """Whether one pass is enough for the rows of instances: foreseen, and certified.
+class OnePassCheck:
+    """Whether one pass is enough for the rows of instances, before and after that pass.
 
     Attributes:
         obstacle: Why one pass is not enough, or nothing.
@@ -125,8 +123,10 @@ class Prospect:
     precision: float = 0.0
 
     @classmethod
-    def of(cls, objectives: Objectives, named: NamedParameters, scale: float | Tensor) -> Prospect:
-        """Look at the losses, and at parameters in pieces; nothing is run."""
+    def of(
+        cls, objectives: Objectives, named: NamedParameters, scale: float | Tensor
+    ) -> OnePassCheck:
+        """Inspect the graph of the losses and the sharded parameters; nothing is run."""
         if kind_of(objectives)[0][0] not in LISTED:
             return cls("tasks take a pass each")
         wholes = [(name, whole_of(tensor)) for name, tensor in named]
@@ -144,16 +144,16 @@ class Prospect:
         types = {objectives.dtype, *(whole.dtype for _, whole in known)}
         return cls(obstacle, kind, known, max(torch.finfo(dtype).eps for dtype in types))
 
-    def holds(
+    def passes(
         self, gathered: Gathered, combined: Callable[[Tensor], Tensor], *, by_rows: bool
     ) -> bool:
-        """Whether an ordinary pass agrees with what was noted in one pass; otherwise a warning.
+        """Whether an ordinary pass agrees with one pass for all rows; otherwise a warning.
 
-        Rows are compared in a random combination, and their Gramian by the length of that. What is
-        lost by rounding is unknown, so half of the digits must agree.
+        A random combination of the rows is compared, and its length with the Gramian. The rounding
+        error is unknown, so half of the digits must agree.
 
         Args:
-            gathered: What was noted.
+            gathered: The result of the one pass.
             combined: This process's columns of a combination of the rows, by an ordinary pass.
             by_rows: See :meth:`Gathered.agrees`.
         """
@@ -172,9 +172,78 @@ class Prospect:
 
     @property
     def is_due(self) -> bool:
-        """Whether a certificate is."""
+        """Whether a certificate is due."""
         return _standing.get(self.kind, 0) % CHECK_EVERY == 0
 
     def count(self, *, certified: bool) -> None:
-        """One more micro-batch goes together."""
+        """Count one more micro-batch of one pass."""
         _standing[self.kind] = 1 if certified else 1 + _standing[self.kind]
+
+
+def reshard_rows(
+    parts: Sequence[Contribution],
+    cuts: Sequence[Cuts],
+    counts: Sequence[int],
+    pool: Pool,
+    like: Tensor,
+) -> Tensor:
+    """This process's columns of the rows of all processes, one below the other."""
+    singles: list[list[Contribution]] = [[] for _ in cuts]
+    for single in [single for part in parts for single in part.split()]:
+        singles[single.placements[0].parameter].append(single)
+
+    def rows() -> Iterator[Tensor]:
+        for those, each in zip(singles, cuts, strict=True):
+            size = sum(each)
+            yield torch.cat([*blocks_of(those, counts[pool.rank], size, size, like)], dim=1)
+            those.clear()  # the next ones need the memory
+
+    return _reshard(rows(), cuts, counts, pool, like, "rows")
+
+
+def reshard_gradient(
+    parts: Sequence[Contribution],
+    weights: Tensor,
+    cuts: Mapping[int, Cuts],
+    pool: Pool,
+    like: Tensor,
+) -> Tensor:
+    """This process's columns of a combination of all rows over some parameters, by position."""
+
+    def gradients() -> Iterator[Tensor]:
+        found: dict[int, Tensor] = {}
+        waiting = list(parts)
+        for k, each in cuts.items():
+            for part in [p for p in waiting if k in {at.parameter for at in p.placements}]:
+                waiting = [p for p in waiting if p is not part]
+                for at, gradient in zip(part.placements, part.gradients(weights), strict=True):
+                    found[at.parameter] = found.get(at.parameter, 0) + gradient.to(like)
+            yield found.pop(k, like.new_zeros(sum(each))).view(1, -1)
+
+    ones = [1] * pool.size
+    return _reshard(gradients(), [*cuts.values()], ones, pool, like, "gradient").sum(dim=0)
+
+
+def _reshard(
+    blocks: Iterable[Tensor],
+    cuts: Sequence[Cuts],
+    counts: Sequence[int],
+    pool: Pool,
+    like: Tensor,
+    purpose: str,
+) -> Tensor:
+    """Exchange whole parameters, as many at a time as fill a bucket."""
+    width = bucket_width(counts, like)
+    found: list[Tensor] = []
+    waiting: list[tuple[Tensor, ...]] = []  # for each parameter a shard per process
+    count = 0
+    for k, (block, each) in enumerate(zip(blocks, cuts, strict=True)):
+        waiting.append(block.split(list(each), dim=1))
+        count += block.shape[1]
+        if count < width and k + 1 < len(cuts):
+            continue
+        shards = [torch.cat(some, dim=1) for some in zip(*waiting, strict=True)]
+        widths = [shard.shape[1] for shard in shards]
+        found.append(pool.exchange(torch.cat(shards, dim=1), counts, widths, purpose))
+        waiting, count = [], 0
+    return torch.cat([like.new_empty(sum(counts), 0), *found], dim=1)

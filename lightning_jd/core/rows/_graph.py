@@ -40,18 +40,9 @@ from lightning_jd.errors import GraphError
 class GraphRows(Rows):
     """Differentiates the losses of one micro-batch of each process when a method needs the rows.
 
-    A process without losses adds none, and takes part all the same.
-
-    Args:
-        named: The parameters.
-        pool: The processes; by default all of them.
-        select: The parameters to aggregate, see :func:`lightning_jd.engines.select`.
-        nonfinite: ``"raise"`` or ``"skip"``, see :class:`Rows`.
-        memory: ``"fast"`` stores activation gradients (and the rows of tasks where these are
-            smaller) from the Gramian to the gradients. ``"low"`` stores less, and ends with an
-            ordinary backward pass where that would still be much; several processes work on some
-            parameters at a time.
-        retain_graph: Whether the graph of the losses is kept; one process may free it otherwise.
+    A process without losses adds none, and takes part all the same. Arguments are those of
+    :func:`lightning_jd.core.rows.collect`. With ``memory="low"``, several processes work on some
+    parameters at a time.
     """
 
     def __init__(
@@ -94,7 +85,7 @@ class GraphRows(Rows):
             return
         assert self._objectives is not None
         chosen = select(self._objectives, self.named, self._which)
-        self.layout = Layout.alone(self._objectives)
+        self.layout = Layout.of_one_process(self._objectives)
         self.selected, self.plain = chosen.selected, chosen.plain
         if exactly:
             reached = leaves_reached(self._objectives)
