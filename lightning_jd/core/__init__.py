@@ -34,11 +34,11 @@ from lightning_jd.core.processes._ddp import (
     watch,
 )
 from lightning_jd.core.processes._delivery import COMPLETE, Delivery
-from lightning_jd.core.processes._failures import check_peers, report_failure
 from lightning_jd.core.processes._formats import factors_send_less
 from lightning_jd.core.processes._layout import LISTED
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.processes._replicas import check_replicas
+from lightning_jd.core.processes._roll_call import check_peers, report_failure
 from lightning_jd.core.rows import collect
 from lightning_jd.core.rows._base import Rows
 from lightning_jd.core.rows._pieces import is_sharded, show_pieces, unsupported_by_pieces

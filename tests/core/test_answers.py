@@ -106,5 +106,5 @@ def test_an_accelerator_waits_for_foreign_answers_only(spec: Any, looks: bool) -
         device = torch.device("cuda")
 
     elsewhere: Any = Elsewhere()
-    assert _answers._is_believed(resolve(spec), elsewhere) is not looks
-    assert not _answers._is_believed(resolve(spec), torch.ones(1))  # on a CPU looking is free
+    assert _answers._is_trusted(resolve(spec), elsewhere) is not looks
+    assert not _answers._is_trusted(resolve(spec), torch.ones(1))  # on a CPU looking is free

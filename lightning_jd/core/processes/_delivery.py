@@ -1,4 +1,4 @@
-"""What each process adds to ``.grad``, so that all end up with the gradient of all rows."""
+"""The gradients that each process adds to ``.grad``, so that all have that of all rows."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ class Delivery(NamedTuple):
     Attributes:
         everywhere: Every process must deliver the gradient of every parameter that some process
             reaches. Otherwise only of those that its own losses reach.
-        averaged: The mean over processes is taken later, as DistributedDataParallel does. Then the
-            rows of other processes need not be added here, which saves as much traffic as ordinary
-            training has. Otherwise the gradient is complete, and a mean of equals changes nothing.
+        averaged: The mean over processes is taken later, as DistributedDataParallel does. Otherwise
+            each process delivers the gradient of all rows, and a mean of equals changes nothing.
     """
 
     everywhere: bool = True
@@ -49,18 +48,14 @@ def delivered(
     Args:
         pool: The processes.
         selection: Which parameters the losses reach, here and elsewhere.
-        own: The gradients of the rows of this process, times :meth:`Delivery.factor`. Their sum
-            over processes, or mean if that is what will be taken, is the gradient.
+        own: The gradients of the rows of this process, times :meth:`Delivery.factor`.
         complete: The gradients of the other parameters, of all rows.
         delivery: What happens to them.
-
-    Raises:
-        ArgumentError: If the gradient of some parameter could not be delivered by anybody.
     """
     if not delivery.everywhere:
         selection.check_deliverable()
     rest = [(name, tensor) for name, tensor in selection.reached if name not in complete]
-    # What a process may not deliver, though it has rows of it, others must deliver in its place.
+    # DDP ignores late gradients on this process, so the others deliver the full sum.
     late = set() if delivery.everywhere else selection.late
     taken = [pair for pair in rest if not delivery.averaged or pair[0] in late]
     complete = complete | _sum(pool, taken, own, delivery)

@@ -1,7 +1,7 @@
 """The other processes of a distributed run, as far as a step needs them.
 
-Only this module, :mod:`._roll_call` and :mod:`._failures` know :mod:`torch.distributed`. All
-processes call every method in the same order.
+All processes call every method in the same order. Only this module, :mod:`._roll_call` and
+:mod:`._ddp` import :mod:`torch.distributed`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which parameters the losses of several pieces reach, and which of them are aggregated."""
+"""The parameters that the losses of several micro-batches reach, and those aggregated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_jd.errors import ArgumentError
 
 
 class Reached(NamedTuple):
-    """Names of parameters that losses reach: in any piece, in the last, selected, and by tasks."""
+    """Names of parameters that losses reach: in any micro-batch, in the last, selected, by task."""
 
     here: tuple[str, ...]
     last: tuple[str, ...]
@@ -27,12 +27,12 @@ class Reached(NamedTuple):
 
 
 class PooledSelection:
-    """Remembers, piece by piece, what one look at the graph of the whole batch would tell.
+    """The selection of the whole batch, from the graphs of its micro-batches on all processes.
 
     Args:
         named: The parameters.
         which: See :func:`lightning_jd.engines.select`. ``"shared"`` are those that two tasks reach,
-            be it in different pieces.
+            be it in different micro-batches.
 
     Example:
         >>> import torch
@@ -49,18 +49,18 @@ class PooledSelection:
         self._which = which
         self._selected: set[str] = set()
         self._tasks: dict[str, set[str]] = {}  # by parameter, where that decides
-        #: What the losses of this process reach, in any piece.
+        #: Reached by the losses of this process, in any micro-batch.
         self.here: set[str] = set()
-        self._last: set[str] = set()  # in the last piece, which is all that DDP looks at
+        self._last: set[str] = set()  # in the last one, the only one that DDP searches
         self._anywhere: set[str] = set()
         self._processes: Counter[str] = Counter()
-        #: Whether the last piece of some process reaches no parameter at all.
+        #: Whether the last micro-batch of some process reaches no parameter at all.
         self.idle = False
-        #: What the last piece of some process does not reach, but an earlier one did.
+        #: Reached in an earlier micro-batch of some process, but not in its last.
         self.late: set[str] = set()
 
     def add(self, objectives: Objectives) -> None:
-        """Look at the graph of one piece."""
+        """Search the graph of one micro-batch."""
         is_shared = self._which == "shared"
         masks = tasks_reaching(objectives) if is_shared else {}
         reached = masks.keys() if is_shared else leaves_reached(objectives)
@@ -77,13 +77,13 @@ class PooledSelection:
 
     @property
     def seen(self) -> Reached:
-        """What to tell the other processes."""
+        """What the other processes receive."""
         tasks = tuple((name, tuple(sorted(names))) for name, names in sorted(self._tasks.items()))
         here, last, selected = map(sorted, (self.here, self._last, self._selected))
         return Reached(tuple(here), tuple(last), tuple(selected), tasks)
 
     def hear(self, seen: Iterable[Reached]) -> None:
-        """Learn what all processes have seen, so that all do the same."""
+        """Merge what all processes have seen."""
         self._processes.clear()
         for here, last, selected, tasks in seen:
             self._anywhere |= set(here)
@@ -118,13 +118,10 @@ class PooledSelection:
         return processes / self._processes[name] if name in self._last else 0.0
 
     def check_deliverable(self) -> None:
-        """Raise where DistributedDataParallel, told to look for unused parameters, would wait.
+        """Raise, on all processes alike, where ``find_unused_parameters=True`` would wait.
 
-        It looks at the last piece only, and takes no gradient of a parameter that this does not
-        reach, nor begins before the first gradient.
-
-        Raises:
-            ArgumentError: On all processes alike.
+        DistributedDataParallel searches the last micro-batch only. It takes no gradient of a
+        parameter that this does not reach, and does not begin before the first gradient.
         """
         lost = [name for name in sorted(self.late) if not self._processes[name]]
         if lost or self.idle:
