@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import Literal
 
@@ -23,15 +23,20 @@ from lightning_jd.aggregators import (
     Step,
     Sum,
 )
-from lightning_jd.core._answers import check_values, direction_from, is_builtin, weights_from
 from lightning_jd.core._groups import Groups, split_into_groups
-from lightning_jd.core._host import ROWS, Gramians, to_host
 from lightning_jd.core._report import GroupReport, Report, total_gramian
 from lightning_jd.core._update import Update
+from lightning_jd.core._validate import check_values, direction_from, is_builtin, weights_from
 from lightning_jd.core.processes._delivery import COMPLETE, Delivery, Gradients
 from lightning_jd.core.rows._base import Rows, nothing_reached, per_parameter
 from lightning_jd.engines import NamedParameters, column_count, hooks_silenced
 from lightning_jd.errors import ArgumentError
+
+#: Rows up to which the Gramian goes to the host.
+_MAX_HOST_ROWS = 64
+
+#: The Gramian of each group; ``None`` where none was computed.
+Gramians = Mapping[Hashable, Tensor | None]
 
 
 def compute_update(
@@ -155,7 +160,7 @@ class _Step:
         while True:
             self.host_gramians, self.host_values = self.gramians, self.values
             if self.device.type != "cpu" and self.solves_on_host():
-                self.host_gramians, self.host_values = to_host(self.gramians, self.values)
+                self.host_gramians, self.host_values = _to_host(self.gramians, self.values)
             # An inner product of two finite rows is finite: the diagonals decide about all of G.
             checked = _diagonals(self.host_gramians)
             if self.host_values is not None:
@@ -173,7 +178,9 @@ class _Step:
 
     def solves_on_host(self) -> bool:
         """Whether the method reads copies on the host, the only wait for the device."""
-        return self.rows.layout.m <= ROWS and not self.needs_rows and is_builtin(self.method)
+        return (
+            self.rows.layout.m <= _MAX_HOST_ROWS and not self.needs_rows and is_builtin(self.method)
+        )
 
     def solve(self, group: Hashable, named: NamedParameters, finite: bool) -> GroupReport:
         """The weights or the direction of a group, the same on all processes."""
@@ -252,3 +259,22 @@ def _numbers(vectors: list[Tensor]) -> list[float]:
 
 def _diagonals(gramians: Gramians) -> list[Tensor]:
     return [G.diagonal() for G in gramians.values() if G is not None]
+
+
+def _to_host(gramians: Gramians, values: Tensor | None) -> tuple[Gramians, Tensor | None]:
+    """Copy the Gramians, and the losses if they are known, to the host in one go.
+
+    Small programs take many tiny operations and branch on their results: the host would wait for a
+    device each time.
+    """
+    known = {group: G for group, G in gramians.items() if G is not None}
+    parts = [*known.values(), *([] if values is None else [values])]
+    if not parts:
+        return gramians, values
+    numbers = torch.cat([part.reshape(-1) for part in parts]).cpu()
+    copies = [
+        copy.view(part.shape).to(part.dtype)
+        for copy, part in zip(numbers.split([part.numel() for part in parts]), parts, strict=True)
+    ]
+    found = dict(zip(known, copies, strict=False))
+    return {group: found.get(group) for group in gramians}, None if values is None else copies[-1]

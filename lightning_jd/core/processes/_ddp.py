@@ -34,14 +34,7 @@ _NOTE = "lightning_jd.forward"
 
 
 class _Forward(NamedTuple):
-    """A forward pass through DistributedDataParallel.
-
-    Attributes:
-        wrapper: The wrapped model, which may be gone.
-        module: The module inside.
-        processes: The number of processes.
-        synchronises: Whether the backward pass reduces gradients: not inside of ``no_sync()``.
-    """
+    """A forward pass; its backward pass reduces gradients unless it was inside of ``no_sync()``."""
 
     wrapper: ref[DistributedDataParallel]
     module: ref[nn.Module]
@@ -50,12 +43,7 @@ class _Forward(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """The reduction of gradients over all processes.
-
-    Attributes:
-        wrapper: The model that reduces them; ``None`` if there is none (any more), or several.
-        delivery: What each process delivers.
-    """
+    """The model that reduces gradients (``None``: none, or several), and the delivery to it."""
 
     wrapper: DistributedDataParallel | None
     delivery: Delivery
@@ -101,16 +89,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def reduction_of(model: Any, objectives: Objectives, named: NamedParameters) -> Reduction | None:
-    """Who reduces the gradients of some losses; ``None`` if they belong to this process alone.
-
-    Args:
-        model: What the user has passed as the model.
-        objectives: The losses.
-        named: The parameters.
-
-    Raises:
-        SetupError: If the processes of the model are only some of those that there are.
-    """
+    """The reduction of the gradients of some losses; ``None`` if they belong to one process."""
     size = Pool().size
     if size == 1:
         return None
@@ -147,14 +126,10 @@ def reduction_of(model: Any, objectives: Objectives, named: NamedParameters) -> 
 
 
 def delivery_to(model: Any) -> Delivery:
-    """What becomes of the gradients of this process.
+    """The delivery to a model as the strategy has wrapped it.
 
-    DistributedDataParallel takes the mean over all processes, unless it was told to do something
-    else. It waits for the gradient of every parameter, unless it has looked for those that the
-    losses of this process do not reach.
-
-    Args:
-        model: The model as the strategy has wrapped it.
+    DistributedDataParallel takes the mean over all processes, unless it has a communication hook.
+    It waits for the gradient of every parameter, unless it finds unused parameters.
     """
     everywhere = not getattr(model, "find_unused_parameters", False)
     averaged = (
@@ -196,11 +171,7 @@ def _forwards(objectives: Objectives) -> Iterator[_Forward]:
 
 @contextmanager
 def first_reduction_held(model: Any) -> Iterator[None]:
-    """Neither a forward nor a backward pass meanwhile starts the first reduction.
-
-    Args:
-        model: What the strategy has wrapped; nothing happens if that has no static graph.
-    """
+    """Neither a forward nor a backward pass inside starts the first reduction of a static graph."""
     if not _is_first(model):
         yield
         return

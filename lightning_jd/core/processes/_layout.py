@@ -44,6 +44,11 @@ def kind_of(objectives: Objectives) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return (objectives.kind,), ()
 
 
+def listed_names(m: int, columns: int) -> tuple[str, ...]:
+    """The names of rows that stand for themselves: instance and task, if there are columns."""
+    return tuple(f"{i // columns}/{i % columns}" if columns else str(i) for i in range(m))
+
+
 class OwnRows(NamedTuple):
     """The rows of one process: where each of them goes, and the factor that it goes there with."""
 
@@ -103,7 +108,7 @@ class Layout:
         if kind in LISTED:
             m = sum(each.listed for each in descriptions)
             k = columns[0] if columns and not any(each.holes for each in descriptions) else 0
-            names = tuple(f"{i // k}/{i % k}" if k else str(i) for i in range(m))
+            names = listed_names(m, k)
             ends = torch.tensor([each.listed for each in descriptions]).cumsum(0).tolist()
             rows = tuple(
                 OwnRows(tuple(range(end - each.listed, end)), (1.0,) * each.listed)

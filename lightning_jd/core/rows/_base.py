@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 
 from lightning_jd.aggregators import Method
-from lightning_jd.core.processes._delivery import Delivery, Gradients, delivered
+from lightning_jd.core.processes._delivery import (
+    Delivery,
+    Gradients,
+    PooledSelection,
+    delivered,
+)
 from lightning_jd.core.processes._layout import Description, Layout
 from lightning_jd.core.processes._pool import Pool
-from lightning_jd.core.processes._selection import PooledSelection
 from lightning_jd.engines import (
     NamedParameters,
     Objectives,

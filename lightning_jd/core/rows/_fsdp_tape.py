@@ -13,7 +13,7 @@ from lightning_jd.core.processes._columns import blocks_of, bucket_width
 from lightning_jd.core.processes._gramian import LocalParts, gramian_of
 from lightning_jd.core.processes._layout import LISTED, Layout, kind_of
 from lightning_jd.core.processes._pool import Pool
-from lightning_jd.core.rows._pieces import cuts_of, is_cut_in_front, whole_of
+from lightning_jd.core.rows._shards import cuts_of, is_cut_in_front, whole_of
 from lightning_jd.engines import NamedParameters, Objectives, Tape, leaves_reached
 from lightning_jd.engines.tape import Contribution, foresee
 from lightning_jd.errors import GraphError
