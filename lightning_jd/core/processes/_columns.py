@@ -10,25 +10,15 @@ from torch import Tensor
 from lightning_jd.core.processes._layout import Layout
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.engines.tape import Contribution
+from lightning_jd.engines.tape.contributions import products
 
 #: Bytes of rows, and of factors, that a process sends, and receives, at a time; as much as DDP
 #: reduces at a time.
 BUCKET_BYTES = 25 << 20
-#: Columns that are multiplied at a time: kernels for few rows add all columns up one by one, which
-#: loses digits.
-_AT_ONCE = 1 << 12
-_FEW_ROWS = 32
 
 
 def add_by_rows(G: Tensor, pool: Pool, layout: Layout, rows: Tensor) -> None:
-    """Add the products of this process's columns of all rows; summed over processes, that is G.
-
-    Args:
-        G: Accumulator, updated in place, shape (m, m).
-        pool: The processes.
-        layout: The rows of all processes.
-        rows: The rows of this process.
-    """
+    """Add the products of this process's columns of all rows; summed over processes, that is G."""
     for bucket in rows.split(bucket_width(layout.counts, G), dim=1):
         stacked = pool.exchange(bucket, layout.counts, even(bucket.shape[1], pool.size))
         G += products(layout.assembled(stacked))
@@ -41,16 +31,6 @@ def all_at_first(pool: Pool, layout: Layout, rows: Tensor) -> Tensor:
         widths = [bucket.shape[1], *[0] * (pool.size - 1)]
         parts.append(layout.assembled(pool.exchange(bucket, layout.counts, widths)))
     return torch.cat(parts, dim=1)
-
-
-def products(rows: Tensor) -> Tensor:
-    """Inner products of rows, shape (m, n) -> (m, m)."""
-    m, n = rows.shape
-    if m >= _FEW_ROWS or n <= _AT_ONCE:
-        return rows @ rows.T
-    whole = n - n % _AT_ONCE
-    parts, rest = rows[:, :whole].unflatten(1, (-1, _AT_ONCE)).transpose(0, 1), rows[:, whole:]
-    return torch.bmm(parts, parts.transpose(1, 2)).sum(dim=0).addmm_(rest, rest.T)
 
 
 def blocks_of(

@@ -40,13 +40,7 @@ Format = Factored | str | None
 def formats_of(
     parts: Sequence[Sequence[Contribution]], sizes: Sequence[int], tasks: Sequence[str]
 ) -> tuple[Format, ...]:
-    """The format of the rows of each parameter on this process.
-
-    Args:
-        parts: The contributions by parameter; one that spans several stands at the first.
-        sizes: How many entries each parameter has.
-        tasks: The names of the rows, if these are tasks.
-    """
+    """The format of the rows of each parameter on this process, from its :class:`LocalParts`."""
     found = [_format_of(k, those, sizes[k], tasks) for k, those in enumerate(parts)]
     for those in parts:
         for placement in [placement for part in those for placement in part.placements[1:]]:
@@ -68,12 +62,7 @@ def _format_of(k: int, parts: Sequence[Contribution], size: int, tasks: Sequence
 
 @dataclass(frozen=True)
 class FactoredWeight:
-    """A weight whose factors travel.
-
-    Attributes:
-        formats: Its format on each process.
-        turn: 0 or 1: which of two processes receives the factors of the other.
-    """
+    """A weight whose factors travel; of two processes, ``turn`` (0 or 1) decides which receives."""
 
     formats: tuple[Factored, ...]
     turn: int
@@ -90,10 +79,7 @@ def factored_weights(
 ) -> Iterator[FactoredWeight]:
     """The weights whose factors travel, because that sends less.
 
-    Args:
-        formats: Those of each process, by parameter.
-        counts: How many rows each process has.
-        sizes: How many entries each parameter has.
+    ``counts`` are the rows of each process, ``sizes`` the entries of each parameter.
     """
     work = [0, 0]  # of the two turns, which is to be the same
     for held in zip(*formats, strict=True):
@@ -122,10 +108,7 @@ def factors_send_less(factors: int, rows: int, *, processes: int) -> bool:
     Rows go to the process that multiplies their columns, once. Factors go to half of the other
     processes, which is worth it as long as they are small and the processes few.
 
-    Args:
-        factors: How many numbers the factors are, on all processes together.
-        rows: How many numbers the rows are, on all processes together.
-        processes: The number of processes.
+    ``factors`` and ``rows`` are the numbers of entries on all processes together.
 
     Example:
         >>> numbers, rows = 32 * (1024 + 1024), 32 * 1024 * 1024

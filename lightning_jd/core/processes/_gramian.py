@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lightning_jd.core.processes import _columns
-from lightning_jd.core.processes._columns import blocks_of, bucket_width, buckets, even, products
+from lightning_jd.core.processes._columns import blocks_of, bucket_width, buckets, even
 from lightning_jd.core.processes._formats import (
     FactoredWeight,
     Format,
@@ -33,6 +33,7 @@ from lightning_jd.core.processes._formats import (
 from lightning_jd.core.processes._layout import Layout
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.engines.tape import Contribution, Rows
+from lightning_jd.engines.tape.contributions import products
 
 #: A contribution, and what to hold in its place: rows that had to be formed.
 MaterialisedRows = tuple[Contribution, list[Contribution]]
@@ -66,18 +67,14 @@ def gramian_of(
     like: Tensor,
     formats: Sequence[Sequence[Format]] = (),
 ) -> tuple[Tensor, list[MaterialisedRows]]:
-    """The Gramian of all rows, equal on all processes.
+    """The Gramian of all rows, equal on all processes, and rows that had to be formed for it.
 
     Args:
-        local_parts: The parts of this process, some parameters at a time, the same parameters on
-            all processes.
+        local_parts: The parts of this process, the same parameters at a time on all processes.
         pool: The processes.
         layout: The rows of all processes.
         like: A tensor of the type of the Gramian.
         formats: Those of all processes, if the roll call has gathered them.
-
-    Returns:
-        The Gramian, and rows that had to be formed for it, if they are few enough to be held.
     """
     G = like.new_zeros(layout.m, layout.m)
     held: list[MaterialisedRows] = []

@@ -143,13 +143,9 @@ class Pool:
     def computed_by_first(
         self, compute: Callable[[], Tensor], size: int, like: Tensor, purpose: str
     ) -> Tensor:
-        """The result of the first process: the same bits everywhere, or the same error.
+        """The result of ``compute``, which only the first process calls, or its error, everywhere.
 
-        Args:
-            compute: Called by the first process only.
-            size: The length of its result.
-            like: A tensor of the type of its result.
-            purpose: The key of the bytes in :attr:`sent`.
+        ``size`` is the length of the result, ``like`` a tensor of its type.
         """
         if self.size == 1:
             return compute()

@@ -19,7 +19,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.aggregators import Method
-from lightning_jd.core.processes._columns import products
 from lightning_jd.core.processes._delivery import Delivery, Gradients
 from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of, listed_names
 from lightning_jd.core.processes._pool import Pool
@@ -34,6 +33,7 @@ from lightning_jd.core.rows._shards import (
     unsupported_by_pieces,
 )
 from lightning_jd.engines import NamedParameters, Objectives, Select, Tape, column_count, select
+from lightning_jd.engines.tape.contributions import products
 from lightning_jd.errors import ArgumentError
 
 
