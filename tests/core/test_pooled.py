@@ -36,6 +36,7 @@ from lightning_jd.core.rows._graph import GraphRows
 from lightning_jd.engines import (
     NamedParameters,
     Objectives,
+    TapeOptions,
     jacobian,
     leaves_reached,
     select,
@@ -311,7 +312,9 @@ def run(
     for _ in range(steps):
         own = case.losses(model, parts[rank], rank)
         if make is None:
-            rows = collect(named, select=case.select, keeps=case.keeps, memory=case.memory)
+            rows = collect(
+                named, select=case.select, keeps=case.keeps, options=TapeOptions(case.memory)
+            )
         else:
             rows = make(named, select=case.select)
         if own is not None:

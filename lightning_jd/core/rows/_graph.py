@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from lightning_jd.engines import (
     Objectives,
     Select,
     Tape,
+    TapeOptions,
     check_not_freed,
     column_count,
     holds_custom,
@@ -35,6 +37,9 @@ from lightning_jd.engines import (
 )
 from lightning_jd.engines.tape import Contribution
 from lightning_jd.errors import GraphError
+
+#: The options of a tape that is not told otherwise.
+DEFAULT_OPTIONS = TapeOptions()
 
 
 class GraphRows(Rows):
@@ -52,12 +57,12 @@ class GraphRows(Rows):
         pool: Pool | None = None,
         select: Select = "all",
         nonfinite: Nonfinite = "raise",
-        memory: Literal["fast", "low"] = "fast",
+        options: TapeOptions = DEFAULT_OPTIONS,
         retain_graph: bool = False,
     ) -> None:
         super().__init__(named, pool=pool, select=select, nonfinite=nonfinite)
         self._is_alone = self.pool.size == 1
-        self._memory, self._frees = memory, self._is_alone and not retain_graph
+        self._options, self._frees = options, self._is_alone and not retain_graph
         self._retain_graph = not self._frees or self.skips  # AccumulatedRows differentiate again
         self._tapes: dict[str, Tape] = {}  # by the first parameter
         self._given: Objectives | None = None
@@ -97,7 +102,7 @@ class GraphRows(Rows):
             return (), ()
         selected = self._selection.selected
         # SyncBatchNorm waits for all processes, and one with an error comes to the roll call only.
-        if not selected or self._memory == "low" or holds_custom(self._objectives):
+        if not selected or self._options.memory == "low" or holds_custom(self._objectives):
             return None
         local = self._local_parts(selected)
         return local.names, local.formats
@@ -237,11 +242,11 @@ class GraphRows(Rows):
         if tape is None:
             # All groups differentiate the same graph.
             keep = self._retain_graph or len(named) < len(self.selected) or self._is_clipped
-            memory = self._memory if self._is_alone else "fast"
+            options = self._options if self._is_alone else replace(self._options, memory="fast")
             tape = Tape(
-                self._objectives, named, scale=self._scale, memory=memory, retain_graph=keep
+                self._objectives, named, scale=self._scale, retain_graph=keep, **vars(options)
             )
-            if self._is_alone or self._memory == "fast":
+            if self._is_alone or self._options.memory == "fast":
                 self._tapes[named[0][0]] = tape
         return tape
 
@@ -267,7 +272,7 @@ class GraphRows(Rows):
         some: NamedParameters = []
         for name, tensor in named:
             size = self.layout.m * (tensor.numel() + sum(other.numel() for _, other in some))
-            if some and size > limit and self._memory == "low":
+            if some and size > limit and self._options.memory == "low":
                 yield some
                 some = []
             some.append((name, tensor))

@@ -32,7 +32,15 @@ from lightning_jd.core.rows._shards import (
     local,
     unsupported_by_pieces,
 )
-from lightning_jd.engines import NamedParameters, Objectives, Select, Tape, column_count, select
+from lightning_jd.engines import (
+    NamedParameters,
+    Objectives,
+    Select,
+    Tape,
+    TapeOptions,
+    column_count,
+    select,
+)
 from lightning_jd.engines.tape.contributions import products
 from lightning_jd.errors import ArgumentError
 
@@ -45,13 +53,18 @@ class ShardedRows(Rows):
     """
 
     def __init__(
-        self, named: NamedParameters, *, select: Select = "all", keeps: bool = True
+        self,
+        named: NamedParameters,
+        *,
+        select: Select = "all",
+        keeps: bool = True,
+        check_every: int = TapeOptions.check_every,
     ) -> None:
         pool = Pool(local(named[0][1]).device)
         super().__init__(named, pool=pool, select=select)
         self._can_skip = False
         check_pieces(named, self.pool.size)
-        self._keeps = keeps
+        self._keeps, self._check_every = keeps, check_every
         self._gathered: Gathered | None = None
         self._pieces: NamedParameters = [(name, local(tensor)) for name, tensor in named]
         self._kinds: set[tuple[str, int]] = set()  # and the number of tasks per instance
@@ -164,8 +177,9 @@ class ShardedRows(Rows):
         tasks = () if listed else tuple((name, 1) for name in objectives.names)
         description = Description(kinds, columns, tasks, objectives.m if listed else 0)
         own = (objectives.nonfinite(), objectives.m, description)
+        is_due = one_pass.is_due(self._check_every)
         bad, counts, descriptions, obstacles, due = zip(
-            *self.pool.gather((*own, one_pass.obstacle, one_pass.is_due)), strict=True
+            *self.pool.gather((*own, one_pass.obstacle, is_due)), strict=True
         )
         obstacle = next(filter(None, obstacles), "")
         if not obstacle:

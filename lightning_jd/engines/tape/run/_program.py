@@ -20,7 +20,7 @@ from typing_extensions import override
 from lightning_jd.engines.tape.graph import is_constant
 
 #: Inputs and weights -> the Gramian and the gradients.
-TracedStep = Callable[[list[Tensor], Tensor], tuple[Tensor, list[Tensor]]]
+StepCode = Callable[[list[Tensor], Tensor], tuple[Tensor, list[Tensor]]]
 
 _aten = torch.ops.aten
 _OF_TORCH = (
@@ -64,7 +64,7 @@ class Program:
             that is neither an input nor a constant.
     """
 
-    def __init__(self, step: TracedStep, inputs: Sequence[Tensor], weights: Tensor) -> None:
+    def __init__(self, step: StepCode, inputs: Sequence[Tensor], weights: Tensor) -> None:
         try:
             module = make_fx(step)([tensor.detach() for tensor in inputs], weights)
         except RuntimeError as error:  # it reads values
@@ -206,6 +206,6 @@ def _written(module: fx.GraphModule, memory: dict[fx.Node, int]) -> set[int]:
 
 def _separate(tensor: Tensor) -> Tensor:
     """A copy with memory of its own: two inputs may be one tensor in this step only."""
-    memory, begin = tensor.untyped_storage().clone(), tensor.storage_offset()
-    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return empty.set_(memory, begin, tensor.shape, tensor.stride())
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    whole = tensor.detach().as_strided((size,), (1,), 0).clone()
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
