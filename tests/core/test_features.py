@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import lightning_jd
 from lightning_jd.aggregators import MGDA, FromFeatures, Step, UPGrad, WeightsEvery
-from lightning_jd.core.rows._cut import cut_of
+from lightning_jd.core.rows._feature_edges import cut_of
 from lightning_jd.core.rows._features import features_gramian
 from lightning_jd.engines import Objectives
 from lightning_jd.errors import ArgumentError, GraphError

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_jd.core.processes import _failures
+from lightning_jd.core.processes import _roll_call
 from lightning_jd.core.processes._replicas import check_replicas, checksum
 from lightning_jd.errors import ArgumentError, PeerError, ReplicaError, ShapeError
 from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy
@@ -156,7 +156,7 @@ def test_a_process_that_fails_tells_the_others(tmp_path: Path) -> None:
 def die(rank: int, folder: Path) -> None:
     """An error between two steps, where the first process is not at a roll call."""
     warnings.simplefilter("ignore")
-    _failures.PATIENCE = timedelta(seconds=1)
+    _roll_call.PATIENCE = timedelta(seconds=1)
     begin = time.perf_counter()
     noted = "does not answer: process 1 has failed: ArithmeticError: in a hook"
     callbacks = [JacobianDescent(), FailingHook()]
@@ -242,8 +242,8 @@ def test_the_number_of_steps_is_checked(every: Any) -> None:
 
 def test_alone_there_is_nobody_to_tell() -> None:
     error = ValueError("Connection closed by peer")
-    _failures.report_failure(error, torch.device("cpu"))
-    _failures.check_peers(torch.device("cpu"))
+    _roll_call.report_failure(error, torch.device("cpu"))
+    _roll_call.check_peers(torch.device("cpu"))
     check_replicas([("a", torch.ones(1))])
     assert str(error) == "Connection closed by peer"
-    assert timedelta(seconds=SOON) < _failures.PATIENCE  # or the tests above prove less
+    assert timedelta(seconds=SOON) < _roll_call.PATIENCE  # or the tests above prove less
