@@ -310,3 +310,16 @@ def test_wrong_folders_are_named(tmp_path: Path) -> None:
     (tmp_path / "jd_run.json").write_text(json.dumps({"tracks": 3}))
     with pytest.raises(ArgumentError, match="must hold a run that JDReport has written"):
         read_run(tmp_path)
+
+
+def test_two_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """Loggers call each first run ``version_0``."""
+    for method in ("mean", "upgrad"):
+        folder = tmp_path / method / "version_0"
+        folder.mkdir(parents=True)
+        full_run(20).write(folder / "jd_run.json")
+    first, second = (str(tmp_path / method / "version_0") for method in ("mean", "upgrad"))
+    report(first, other=second)
+    text = (tmp_path / "mean" / "version_0" / "jd_report.html").read_text(encoding="utf-8")
+    for name in ("mean/version_0", "upgrad/version_0"):
+        assert f'<h2 class="name">{name}</h2>' in text
