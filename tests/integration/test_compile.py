@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_jd.errors import GraphError
 from lightning_jd.surfaces import JacobianDescent
 from tests.helpers.lightning import Regression, assert_same_weights, batches, fit, moved
-from tests.integration.features import Compiled
 
 SAID = "Jacobian descent runs compiled modules eagerly"
 BACKENDS = [
@@ -55,14 +53,6 @@ def test_after_plain_training_with_a_reset(backend: str) -> None:
     fit(torch.compile(ours, backend=backend), batches(n=8), callbacks=[JacobianDescent("mgda")])
     fit(eager, batches(n=8), callbacks=[JacobianDescent("mgda")])
     assert_same_weights(ours, eager, rtol=1e-4, atol=1e-5)
-
-
-def test_a_function_that_was_compiled_for_plain_training() -> None:
-    plain, ours = Compiled("scalar"), Regression("tasks")
-    fit(plain, batches(n=8))
-    ours.net = plain.run[0]  # compiled, and used, before there was Jacobian descent
-    with pytest.raises(GraphError, match=r"Call `torch\.compiler\.reset\(\)` before `fit`"):
-        fit(ours, batches(n=8), callbacks=[JacobianDescent("mgda")])
 
 
 class Around(nn.Module):

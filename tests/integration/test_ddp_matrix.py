@@ -1,6 +1,7 @@
-"""Ten steps of two processes on half batches are ten steps of one process on whole batches.
+"""Some steps of two processes on half batches are those of one process on whole batches.
 
-Every kind of rows x four aggregators x callback and strategy x both accumulations.
+Every kind of rows x two aggregators x callback and strategy x both accumulations; precisions and
+options are cells of `test_ddp.py`.
 """
 
 import warnings
@@ -22,10 +23,10 @@ from tests.helpers.lightning import Regression, ResumableLoader, batches, fit, m
 from tests.helpers.two_processes import run_in_two_processes
 
 KINDS = ["tasks", "instances", "ranks"]
-AGGREGATORS = ["upgrad", "mgda", "pcgrad", "graddrop"]
+AGGREGATORS = ["upgrad", "graddrop"]  # by the Gramian and by the Jacobian
 SURFACES = ["callback", "strategy"]
 ACCUMULATIONS = ["batch", "step"]
-STEPS, PIECES, HALF = 10, 2, 2  # micro-batches per step, samples of one process in each
+STEPS, PIECES, HALF = 4, 2, 2  # micro-batches per step, samples of one process in each
 
 
 class Rows(Regression):
@@ -69,25 +70,20 @@ def surface(name: str, **settings: Any) -> dict[str, Any]:
     return {"strategy": "ddp", "callbacks": [JacobianDescent(**settings)], **common}
 
 
-def train(
-    kind: str, aggregator: str, name: str, accumulation: str, precision: str = "double"
-) -> dict[str, Tensor]:
-    double = precision == "double"
-    dtype = torch.float64 if double else torch.float32
-    trained = module(kind).to(dtype)
+def train(kind: str, aggregator: str, name: str, accumulation: str) -> dict[str, Tensor]:
+    trained = module(kind).double()
     settings = {"aggregator": aggregator, "accumulation": accumulation}
     if kind == "ranks":
         settings["rows"] = "ranks"
     run = fit(
         trained,
-        own_data(kind, accumulation, dtype),
+        own_data(kind, accumulation, torch.float64),
         max_epochs=1,
         accumulate_grad_batches=PIECES,
-        **{} if double else {"precision": precision},
         **surface(name, **settings),
     )
     assert run.global_step == STEPS
-    assert moved(trained, module(kind).to(dtype))
+    assert moved(trained, module(kind).double())
     return weights(trained)
 
 
@@ -109,20 +105,9 @@ def exact_runs() -> dict[str, Run]:
     return {", ".join(cell): (lambda cell=cell: train_cell(*cell), tolerance) for cell in cells}
 
 
-def bf16_runs() -> dict[str, Run]:
-    cells = product(KINDS, AGGREGATORS, ["callback"], ACCUMULATIONS, ["bf16-mixed"])
-    tolerance = {"rtol": 0.0, "atol": 1e-2}
-    return {", ".join(cell): (lambda cell=cell: train_cell(*cell), tolerance) for cell in cells}
-
-
 def check_exact(rank: int, folder: Path) -> None:
     warnings.simplefilter("ignore")
     check(exact_runs(), folder)
-
-
-def check_bf16(rank: int, folder: Path) -> None:
-    warnings.simplefilter("ignore")
-    check(bf16_runs(), folder)
 
 
 @pytest.mark.slow
@@ -130,15 +115,10 @@ def test_every_cell(tmp_path: Path) -> None:
     assert_halves_equal_the_whole(check_exact, exact_runs(), tmp_path)
 
 
-@pytest.mark.slow
-def test_every_cell_in_mixed_precision(tmp_path: Path) -> None:
-    assert_halves_equal_the_whole(check_bf16, bf16_runs(), tmp_path)
-
-
 def resume(rank: int, folder: Path) -> None:
     """In the middle of an epoch, with momentum and an aggregator that draws random numbers."""
     warnings.simplefilter("ignore")
-    for kind, name, accumulation in product(KINDS, SURFACES, ACCUMULATIONS):
+    for kind, name, accumulation in product(KINDS, SURFACES[1:], ACCUMULATIONS):
 
         def run(kind: str = kind, name: str = name, how: str = accumulation, **more: Any) -> Any:
             trained = module(kind, lr=0.02, momentum=0.9)

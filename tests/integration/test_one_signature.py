@@ -33,17 +33,6 @@ def test_callback_and_strategies_have_the_same_signature(package: str) -> None:
         assert classes[name].__module__ == "somewhere"
 
 
-def test_no_other_file_repeats_an_argument() -> None:
-    """All but `fabric.backward`, a single call, which takes only the arguments it can use."""
-    for path in (ROOT / "lightning_jd/surfaces").glob("*.py"):
-        if path.name in {"_settings.py", "fabric.py"}:
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-                names = {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
-                assert len(names & ARGUMENTS.keys()) <= 1, f"{path.name}, line {node.lineno}"
-
-
 def test_every_argument_is_documented_for_help_and_in_the_quickstart() -> None:
     table = re.findall(
         r"^\| `(\w+)=(.+?)` \|", (ROOT / "docs/quickstart.md").read_text(encoding="utf-8"), re.M

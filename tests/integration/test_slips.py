@@ -6,15 +6,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lightning_jd import JacobianDescent, JDReport, available, backward, explain, metrics, resolve
+from lightning_jd import JacobianDescent, JDReport, backward, metrics, resolve
 from lightning_jd.aggregators import GramianAggregator
-from lightning_jd.errors import ArgumentError, NotComputedError, SetupError
+from lightning_jd.errors import ArgumentError, SetupError
 from lightning_jd.surfaces._start_line import bars_cleared
 from tests.helpers.lightning import Regression, assert_same_weights, batches, fit
 
@@ -45,21 +44,6 @@ def test_a_dict_of_losses_without_the_key_loss_is_a_dict_of_losses() -> None:
     assert_same_weights(*ends, rtol=0, atol=0)
 
 
-class Outputs(L.Callback):
-    def on_train_batch_end(self, _t: Any, _m: Any, outputs: Any, *_: Any) -> None:
-        self.outputs = outputs
-
-
-def test_the_losses_reach_other_callbacks_without_their_graph() -> None:
-    outputs = Outputs()
-    module = Returns(lambda a, b, c: {"a": a, "b": b, "c": c})
-    fit(module, batches(n=4), callbacks=[JacobianDescent(), outputs])
-    losses = outputs.outputs
-    assert not any(value.requires_grad for value in losses.values())
-    mean = torch.stack([losses[name] for name in "abc"]).mean()
-    torch.testing.assert_close(losses["loss"], mean)
-
-
 def test_a_dict_without_the_key_loss_that_has_other_entries() -> None:
     module = Returns(lambda a, b, c: {"a": a, "accuracy": 0.5})
     with pytest.raises(SetupError, match=r"got 'accuracy', a float .* Return {'loss': {'task'"):
@@ -75,12 +59,6 @@ def test_a_number_among_the_losses() -> None:
 def test_the_class_of_the_callback_instead_of_an_object() -> None:
     with pytest.raises(SetupError, match=r"got the class JacobianDescent. Call it: JacobianDesc"):
         fit(Regression("tasks"), batches(n=4), callbacks=[JacobianDescent])
-
-
-def test_a_class_of_torchjd_instead_of_an_object() -> None:
-    torchjd = pytest.importorskip("torchjd.aggregation")
-    with pytest.raises(ArgumentError, match=r"got the class UPGrad. Call it: UPGrad\(\)"):
-        JacobianDescent(torchjd.UPGrad)
 
 
 class WithoutSuper(GramianAggregator):
@@ -109,18 +87,6 @@ def test_a_constructor_without_that_of_its_base(spec: Any) -> None:
 def test_an_argument_that_is_not_stored() -> None:
     with pytest.warns(UserWarning, match="Unstored should store the argument 'k' .* `self.k`"):
         JacobianDescent(Unstored(2.0))
-
-
-def test_every_method_stores_its_arguments() -> None:
-    needed = {
-        "constant": {"weights": [1.0]},
-        "krum": {"n_byzantine": 1},
-        "trimmedmean": {"trim": 1},
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for name in available():
-            assert resolve({"name": name, **needed.get(name, {})}).name == name
 
 
 def test_an_aggregator_by_the_path_of_its_class() -> None:
@@ -198,32 +164,11 @@ def test_metrics_take_a_report(metric: Any) -> None:
     torch.testing.assert_close(metric.compute(), expected.compute())
 
 
-@pytest.mark.parametrize("cls", [metrics.PairwiseCosine, metrics.TaskWeights])
-def test_metrics_with_names_take_those_of_the_report(cls: Any) -> None:
-    report = backward(_losses(), _NET)
-    metric, expected = cls(["b", "x", "a"]), cls(["b", "x", "a"])
-    value = report.weights if cls is metrics.TaskWeights else report.gramian
-    expected.update(value, names=["a", "b"])
-    metric.update(report)
-    torch.testing.assert_close(metric.compute(), expected.compute(), equal_nan=True)
-
-
-def test_the_report_of_a_balancer_has_no_gramian_for_a_metric() -> None:
-    with pytest.raises(NotComputedError, match="got a step of a balancer"):
-        metrics.ConflictRate().update(backward(_losses(), _NET, "equal"))
-
-
 _NET = nn.Linear(3, 2)
 
 
 def _losses() -> dict[str, Tensor]:
     return dict(zip("ab", _NET(torch.ones(4, 3)).square().mean(dim=0), strict=True))
-
-
-def test_an_explanation_is_its_table() -> None:
-    explanation = explain(_losses(), _NET)
-    assert repr(explanation) == str(explanation)
-    assert "2 objectives (tasks), 2 parameters" in explanation._repr_html_()
 
 
 def test_the_report_in_a_notebook(tmp_path: Path) -> None:

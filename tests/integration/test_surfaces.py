@@ -11,7 +11,7 @@ import torch
 from lightning_jd.aggregators import UPGrad
 from lightning_jd.core import backward
 from lightning_jd.errors import ArgumentError, SetupError
-from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy, JDModuleMixin, JDStrategy
+from lightning_jd.surfaces import JacobianDescent, JDModuleMixin, JDStrategy
 from tests.helpers.lightning import (
     ManualRegression,
     Regression,
@@ -159,11 +159,6 @@ def test_asking_twice_is_an_error(name: str) -> None:
         fit(make("tasks"), **arguments())
 
 
-def test_two_callbacks_are_refused_by_lightning() -> None:
-    with pytest.raises(RuntimeError, match="more than one stateful callback of type `JacobianD"):
-        trainer(callbacks=[JacobianDescent(), JacobianDescent()])
-
-
 @pytest.mark.parametrize("form", ["instances", "matrix", "tasks", "list", "in_dict"])
 def test_a_flag_without_the_mixin_is_never_a_silent_plain_run(form: Any) -> None:
     module = FlaggedWithoutMixin(form)
@@ -193,23 +188,6 @@ def test_a_flag_ends_with_its_module() -> None:
 def test_jd_has_one_device(devices: int) -> None:
     with pytest.raises(SetupError, match=f"one device, got {devices}. Set devices=1, or .*jd_ddp"):
         trainer(strategy="jd", devices=devices)
-
-
-def test_jd_has_one_node() -> None:
-    with pytest.raises(SetupError, match=r"one node, got 2\. Use strategy='jd_ddp'"):
-        trainer(strategy="jd", num_nodes=2)
-
-
-def test_the_strategies_are_those_of_lightning() -> None:
-    assert isinstance(trainer(strategy="jd").strategy, L.strategies.SingleDeviceStrategy)
-    for name in ("jd_ddp", "jd_ddp_spawn", "jd_ddp_fork", "jd_ddp_notebook"):
-        strategy = trainer(strategy=name, devices=2).strategy
-        assert isinstance(strategy, L.strategies.DDPStrategy)
-        assert isinstance(strategy, JDDDPStrategy)
-
-
-def test_a_device_can_be_chosen_by_hand() -> None:
-    assert trainer(strategy=JDStrategy(device="cpu")).strategy.root_device.type == "cpu"
 
 
 class FakeDeepSpeed(L.strategies.SingleDeviceStrategy):
@@ -251,16 +229,6 @@ def test_no_call_of_manual_backward_is_an_error_at_once() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`:UserWarning")
-def test_an_epoch_of_none_is_an_error() -> None:
-    class Silent(Regression):
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            return None
-
-    with pytest.raises(SetupError, match="must return losses, got None in all 6 batches"):
-        fit(Silent("tasks"), callbacks=[JacobianDescent()])
-
-
-@pytest.mark.filterwarnings("ignore:`training_step` returned `None`:UserWarning")
 def test_some_batches_may_be_none() -> None:
     class Partly(Regression):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -282,31 +250,6 @@ def test_a_scalar_passes_through_untouched() -> None:
     fit(module, callbacks=[JacobianDescent("mean")])
     fit(plain)
     assert_same_weights(module, plain)
-
-
-def test_other_keys_of_the_output_are_kept() -> None:
-    class Listener(L.Callback):
-        outputs: Any = None
-
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *args: Any) -> None:
-            self.outputs = outputs
-
-    listener = Listener()
-    fit(Regression("in_dict"), callbacks=[JacobianDescent(), listener])
-    assert listener.outputs.keys() == {"loss", "extra"}
-    assert listener.outputs["loss"].ndim == 0
-
-
-def test_how_they_look() -> None:
-    assert repr(JacobianDescent("mean")) == "JacobianDescent(Mean())"
-    spelled = JacobianDescent({"name": "cagrad", "c": 0.4}, params="shared", split="auto")
-    assert repr(spelled) == "JacobianDescent(CAGrad(c=0.4), params='shared', split='auto')"
-    assert repr(JDStrategy("mean", groups="layer")) == "JDStrategy(Mean(), groups='layer')"
-
-
-def test_a_wrong_argument_is_blamed_on_the_class_that_was_asked_for() -> None:
-    with pytest.raises(TypeError, match=r"^JacobianDescent\.__init__\(\) got an unexpected"):
-        JacobianDescent(parameters="shared")
 
 
 @pytest.mark.parametrize("params", [None, 3, ["trunk.*", 3]])

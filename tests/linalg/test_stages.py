@@ -12,14 +12,13 @@ from torch.testing import assert_close
 from lightning_jd.linalg import (
     _arrays,
     _host,
-    _interior,
     _pivoting,
     _single,
     _stages,
     dual_cone_weights,
 )
 from lightning_jd.linalg._guess import guess_positive
-from lightning_jd.linalg._scaling import noise_level, to_finite, unit_diagonal
+from lightning_jd.linalg._scaling import unit_diagonal
 from tests.helpers.gramians import FAMILIES
 
 M = 20
@@ -150,22 +149,6 @@ def test_single_exchanges_end_a_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_solved(C, Z)
 
 
-def test_batches_are_cut_where_sizes_jump_and_where_memory_ends() -> None:
-    cpu = torch.device("cpu")
-    assert _pivoting._end_of_batch([1, 2, 3, 50, 50], 0, cpu) == 3
-    assert _pivoting._end_of_batch([1, 2, 3, 50, 50], 3, cpu) == 5
-    huge = [1000] * 5
-    assert _pivoting._end_of_batch(huge, 0, cpu) == 1  # at least one, however large
-    assert _pivoting._end_of_batch(huge, 0, torch.device("cuda")) == 5
-
-
-def test_the_interior_point_splits_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    C = unit_diagonal(FAMILIES["gaussian"](M, 0), 0.0).C
-    whole = _interior.interior_point(C, C, tolerance=1e-13)
-    monkeypatch.setattr(_interior, "BATCH", 3 * M**2)
-    assert_close(_interior.interior_point(C, C, tolerance=1e-13), whole, rtol=1e-10, atol=1e-10)
-
-
 # The scale on which all this happens
 
 
@@ -178,22 +161,3 @@ def test_numpy_and_torch_scale_alike(family: str) -> None:
                 unit_diagonal(G, reg), _arrays.unit_diagonal(G.numpy(), reg, 0.0), strict=True
             ):
                 assert_close(ours, torch.from_numpy(twin), rtol=1e-12, atol=1e-14)
-
-
-def test_the_shift_is_the_least_that_is_above_the_noise() -> None:
-    C = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)  # eigenvalues 0 and 2
-    assert_close(_stages.least_shift(C, 1e-3), C + 1e-3 * torch.eye(2, dtype=C.dtype))
-    definite = torch.tensor([[1.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
-    assert_close(_stages.least_shift(definite, 1e-3), definite, rtol=0, atol=0)
-    indefinite = torch.tensor([[1.0, -1.1], [-1.1, 1.0]], dtype=torch.float64)  # -0.1: shift by 0.2
-    assert_close(_stages.least_shift(indefinite, 1e-3), indefinite + 0.2 * torch.eye(2).to(C))
-
-
-def test_the_noise_of_a_dtype() -> None:
-    assert noise_level(torch.float32, 4) == 2 * torch.finfo(torch.float32).eps
-
-
-def test_what_overflows_becomes_the_largest_number() -> None:
-    big = torch.tensor([1e300, -1e300, 1.0], dtype=torch.float64)
-    largest = torch.finfo(torch.float32).max
-    assert to_finite(big, torch.float32).tolist() == [largest, -largest, 1.0]

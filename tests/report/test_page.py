@@ -239,17 +239,6 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
     assert "never together" in text
 
 
-def test_an_empty_run_is_a_page_without_charts() -> None:
-    assert "<svg" not in page(Run(), "nothing")
-
-
-@pytest.mark.parametrize("value", [0.0, 1e-30, 1e30, -5.0])
-def test_constant_curves_of_any_size_are_drawn(value: float) -> None:
-    text = page(recorded(mean_loss=value), "constant")
-    assert text.count("<polyline") == 1
-    assert "nan" not in text
-
-
 def test_many_tasks_are_cut_off_and_said_so() -> None:
     run = recorded(**{f"weight/task {i}": 0.1 for i in range(30)})
     run.cosines = Cosines([f"task {i}" for i in range(30)], [[0.1] * 30] * 30)
@@ -268,38 +257,6 @@ def test_the_command_writes_and_says_what_it_found(
     assert "Is there conflict? Yes, strong conflict" in capsys.readouterr().out
     report(str(tmp_path), str(tmp_path / "other.html"), title="My run")
     assert "<h1>My run</h1>" in (tmp_path / "other.html").read_text()
-
-
-def test_the_command_line_knows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("jsonargparse")
-    from lightning_jd.cli import main
-
-    assert main(["report", str(tmp_path / "nowhere")]) == 1
-    assert "`run_dir` must be an existing folder" in capsys.readouterr().err
-    full_run().write(tmp_path / "jd_run.json")
-    assert main(["report", str(tmp_path)]) == 0
-    assert (tmp_path / "jd_report.html").exists()
-
-
-def test_text_among_the_numbers_of_a_logger_is_named(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("step,jd/conflict_rate\n0,0.5\n1,high\n")
-    with pytest.raises(ArgumentError, match=r"'jd/conflict_rate' in .* a number, got 'high'"):
-        read_run(tmp_path)
-
-
-def test_missing_columns_are_not_made_up() -> None:
-    answers = [found.answer for found in verdict(recorded(similarity_to_mean=0.5))]
-    assert not any("nan" in answer for answer in answers)
-    assert "cosine to the mean update is 0.500." in answers[3]
-    assert "get worse" not in answers[3]
-
-
-def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    full_run().write(tmp_path / "jd_run.json")
-    with pytest.raises(ArgumentError, match="`output` must be a file that can be written, got '/p"):
-        report(str(tmp_path), "/proc/nowhere/page.html")
-    with pytest.raises(ArgumentError, match="`output` must be a file that can be written"):
-        report(str(tmp_path), str(tmp_path))
 
 
 def test_wrong_folders_are_named(tmp_path: Path) -> None:

@@ -56,6 +56,11 @@ def _all_rows(m: int) -> OwnRows:
     return OwnRows(tuple(range(m)), (1.0,) * m)
 
 
+def listed_names(m: int, columns: int) -> tuple[str, ...]:
+    """The names of m listed rows, ``"instance/task"`` if the number of tasks is known (not 0)."""
+    return tuple(f"{i // columns}/{i % columns}" if columns else str(i) for i in range(m))
+
+
 @dataclass(frozen=True)
 class Layout:
     r"""The matrices :math:`S_r` in :math:`J = \sum_r S_r J_r`, over the processes r.
@@ -103,7 +108,7 @@ class Layout:
         if kind in LISTED:
             m = sum(each.listed for each in descriptions)
             k = columns[0] if columns and not any(each.holes for each in descriptions) else 0
-            names = tuple(f"{i // k}/{i % k}" if k else str(i) for i in range(m))
+            names = listed_names(m, k)
             ends = torch.tensor([each.listed for each in descriptions]).cumsum(0).tolist()
             rows = tuple(
                 OwnRows(tuple(range(end - each.listed, end)), (1.0,) * each.listed)

@@ -21,7 +21,7 @@ from typing_extensions import override
 from lightning_jd.aggregators import Method
 from lightning_jd.core.processes._columns import products
 from lightning_jd.core.processes._delivery import Delivery, Gradients
-from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of
+from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of, listed_names
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._accumulated import Store
 from lightning_jd.core.rows._base import Rows, columns_of, per_parameter
@@ -120,7 +120,8 @@ class ShardedRows(Rows):
     def agree(self, *, exactly: bool, gramian_is_next: bool) -> None:
         ((kind, columns),) = self._kinds
         self._J = self._store.rows(mean=True)
-        names = tuple(self._store.sums) or tuple(map(str, range(len(self._J))))
+        k = columns if kind == "instances_tasks" else 0
+        names = tuple(self._store.sums) or listed_names(len(self._J), k)
         self.layout = Layout(kind, names, columns, ())
         self.paths = {name: self._ways[name] for name, _ in self.selected}
 

@@ -7,9 +7,8 @@ import pytest
 
 from examples.lab.bench import fit as module
 from examples.lab.bench._turns import _Turns
-from examples.lab.bench.fit import fit, measure
+from examples.lab.bench.fit import fit
 from examples.lab.work.networks import mlp, mlp_tasks
-from lightning_jd.errors import ArgumentError
 
 WORK = {
     "instances": lambda: mlp(4, width=8, inputs=6),
@@ -34,22 +33,8 @@ def test_the_two_take_turns() -> None:
     assert set(turns.loop) == set(turns.inside) == {1.0}
 
 
-@pytest.mark.parametrize("name", WORK)
-def test_a_line_of_the_table(name: str) -> None:
-    row = measure(name, WORK[name], repeats=1, clock="cpu")
-    assert row["loop_ms"] > 0
-    assert row["fit_ms"] > 0
-    assert row["mark"] == ("met" if row["ratio"] <= 1.1 else "missed")
-
-
 def test_the_table_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WORK", WORK)
     fit(threads=1, repeats=2, output=tmp_path)
     rows = json.loads((tmp_path / "fit.json").read_text())["rows"]
     assert [row["work"] for row in rows] == list(WORK)
-
-
-@pytest.mark.parametrize("arguments", [{"threads": 0}, {"repeats": 0}])
-def test_there_must_be_something_to_do(arguments: dict[str, int]) -> None:
-    with pytest.raises(ArgumentError, match="must be at least 1"):
-        fit(**arguments)

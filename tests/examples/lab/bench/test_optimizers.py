@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from examples.lab.bench import optimizers as module
-from examples.lab.bench.optimizers import measure, optimizers
+from examples.lab.bench.optimizers import optimizers
 from examples.lab.report import Report
 from lightning_jd import optim
-from lightning_jd.errors import ArgumentError
 
 
 def test_the_command_writes_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,9 +33,3 @@ def test_gradients_are_turned_against_the_momentum(name: str) -> None:
         for p, state in optimizer.state.items():
             momentum = state["momentum_buffer" if name == "SGD" else "exp_avg"]
             assert float(torch.sum(momentum * p.grad)) < 0
-
-
-def test_wrong_arguments_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="`threads` must be at least 1, got 0"):
-        optimizers(threads=0, output=tmp_path)
-    assert measure("SGD", [(2,)], 1, "wall")["agree"]

@@ -1,17 +1,15 @@
 """`bench scale` on a tiny model; nothing here is a measurement."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from examples.lab.bench import scale as module
 from examples.lab.bench._cases import SCALE, Case
-from examples.lab.bench._memory import Peak, answer_of
+from examples.lab.bench._memory import Peak
 from examples.lab.bench.scale import scale, timed_here
 from examples.lab.report import Report
 from examples.lab.work.language import language_model
-from lightning_jd.errors import ArgumentError, SetupError, UnknownNameError
 
 
 @pytest.fixture
@@ -40,17 +38,3 @@ def test_the_command_writes_its_table(
     assert row["m"] == 4
     assert row["ours_first_memory"] == 3.0
     assert row["first"] > 0
-
-
-def test_wrong_arguments_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match="`cases` must be one of 'gpt2-small'"):
-        scale(["gpt2"], output=tmp_path)
-    with pytest.raises(ArgumentError, match="`repeats` must be at least 1, got 0"):
-        scale(repeats=0, output=tmp_path)
-
-
-def test_a_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = subprocess.CompletedProcess([], 1, "", "Traceback\nRuntimeError: not enough memory")
-    monkeypatch.setattr(subprocess, "run", lambda *args, **options: failed)
-    with pytest.raises(SetupError, match=r"of gpt2-small 2 must run .* not enough memory"):
-        answer_of("a.module", ["gpt2-small", "2"])

@@ -5,7 +5,6 @@ import torch
 
 from examples.lab.work.multitask import NETWORKS, Columns, Multihead, multitask_network
 from lightning_jd import gramian
-from lightning_jd.errors import UnknownNameError
 
 COLUMNS = Columns(numbers=3, categorical=2, categories=7)
 OUTPUTS = {"first": 1, "second. of two": 4}
@@ -62,17 +61,3 @@ def test_a_molecule_is_the_same_from_everywhere() -> None:
     torch.testing.assert_close(network(elements, moved)["energy"], found)
     order = torch.randperm(29)
     torch.testing.assert_close(network(elements[:, order], positions[:, order])["energy"], found)
-
-
-def test_atoms_that_are_not_there_say_nothing() -> None:
-    network, (elements, positions) = molecules(), inputs_of("mpnn")
-    elsewhere = positions.double().clone()
-    elsewhere[:, 9:] = 7.0
-    found = network(elements, positions.double())["energy"]
-    torch.testing.assert_close(network(elements, elsewhere)["energy"], found)
-    torch.testing.assert_close(network(elements[:, :9], positions[:, :9].double())["energy"], found)
-
-
-def test_unknown_networks_are_named() -> None:
-    with pytest.raises(UnknownNameError, match="`network` must be one of"):
-        multitask_network("lennet", OUTPUTS)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from examples.lab.work.physics import VISCOSITY, PhysicsWork, physics, residual
-from examples.lab.work.steps import make_step
+from examples.lab.work.physics import VISCOSITY, physics, residual
 
 
 class Shock(nn.Module):
@@ -38,21 +37,3 @@ def test_three_losses_on_separate_points() -> None:
     equation, boundary, initial = (float(loss.detach()) for loss in work.losses(still))
     assert equation == boundary == 0.0
     assert initial == pytest.approx(float(torch.sin(math.pi * work.initial[:, 0]).square().mean()))
-
-
-@pytest.mark.parametrize("aggregator", ["mean", "upgrad"])
-def test_the_loop_and_the_tape_agree(aggregator: str) -> None:
-    updates = {}
-    for engine in ("ours", "ours_low", "loop"):
-        torch.manual_seed(0)
-        work = physics(points=32, edge=8)
-        make_step(engine, work, aggregator)()
-        updates[engine] = torch.cat([p.grad.flatten() for p in work.model.parameters()])
-    for update in updates.values():
-        torch.testing.assert_close(update, updates["loop"], rtol=1e-4, atol=1e-6)
-
-
-def test_it_moves_as_a_whole() -> None:
-    moved = physics().to(torch.device("meta"))
-    assert isinstance(moved, PhysicsWork)
-    assert {part.device.type for part in (moved.x, moved.boundary, moved.initial)} == {"meta"}
