@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lightning_jd.aggregators import (
-    MGDA,
     Aggregator,
     CAGrad,
     Constant,
@@ -20,7 +19,7 @@ from lightning_jd.aggregators import (
 )
 from lightning_jd.errors import ArgumentError, NonFiniteError, ShapeError
 from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians, size
-from tests.helpers.properties import of_definition, worst_conflict
+from tests.helpers.properties import of_definition
 
 CLASSES = available("aggregators")
 WEIGHTED = {name: cls for name, cls in CLASSES.items() if issubclass(cls, GramianAggregator)}
@@ -89,21 +88,6 @@ def test_the_update_has_the_dtype_of_the_jacobian(
     assert d.dtype == dtype
     tolerance = 1e-2 if dtype.itemsize == 2 else 1e-5  # the last rounding, to the dtype
     assert_close(d.double(), of_definition(cls, 5)(J.double()), rtol=tolerance, atol=tolerance)
-
-
-@every_aggregator
-def test_autocast_does_not_lower_the_precision(cls: type[Aggregator]) -> None:
-    J = MATRICES["full_rank_5x9"].float()
-    expected = of_definition(cls, 5)(J)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(of_definition(cls, 5)(J), expected)
-
-
-@pytest.mark.parametrize("name", MATRICES)
-@pytest.mark.parametrize("cls", [UPGrad, DualProj, MGDA, NashMTL], ids=lambda cls: cls.name)
-def test_no_conflict_in_single_precision(cls: type[Aggregator], name: str) -> None:
-    J = MATRICES[name].float()
-    assert worst_conflict(of_definition(cls, len(J)), J) <= 1e-5
 
 
 @every_aggregator

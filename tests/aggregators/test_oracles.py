@@ -83,11 +83,6 @@ def test_the_margin_of_primary_is_the_least_weight_of_the_others() -> None:
     assert max(map(float, dual_cone_residuals(G, u, w, reg=0)[:3])) <= 1e-8
 
 
-def test_two_objectives_of_which_one_leads_have_a_closed_form() -> None:
-    g, h = A = MATRICES["conflicting_pair"]
-    assert_close(Primary(0, reg=0)(A), g - (g @ h) / (h @ h) * h, rtol=1e-10, atol=1e-12)
-
-
 # --- FairGrad
 
 
@@ -98,11 +93,6 @@ def test_fairgrad_solves_its_equation(name: str, alpha: float) -> None:
     w = FairGrad(alpha).weights(G)
     assert bool((w > 0).all())
     assert_close((G @ w) * w ** (1 / alpha), torch.ones(len(w)).double(), rtol=1e-6, atol=0)
-
-
-def test_with_alpha_one_fairgrad_points_where_nash_mtl_points() -> None:
-    expected = NashMTL(epsilon=5**0.5)(J)
-    assert_close(FairGrad(1.0)(J), expected, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["stationary", "opposite_rows", "zero_row", "zero"])
@@ -119,12 +109,6 @@ def test_config_is_that_of_torchjd(name: str) -> None:
     # Its pseudo-inverse keeps more digits of the rank where rows are dependent: six remain.
     theirs = torchjd().ConFIG()(MATRICES[name])
     assert_close(ConFIG()(MATRICES[name]), theirs, rtol=1e-6, atol=1e-6 * float(theirs.norm()))
-
-
-def test_cosines_with_config_are_proportional_to_the_preference() -> None:
-    d = ConFIG([1, 2, 3, 4, 5])(J)
-    cosines = (J @ d) / J.norm(dim=1)
-    assert_close(cosines / cosines[0], torch.arange(1.0, 6.0).double(), rtol=1e-9, atol=0)
 
 
 def _config(M: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lightning_jd.aggregators import Krum, TrimmedMean
-from lightning_jd.errors import ArgumentError, ShapeError
+from lightning_jd.errors import ArgumentError
 from tests.helpers.matrices import EXAMPLES, matrix, normal
 
 HOSTILE = {"far": 1e6, "opposite": -10.0, "zero": 0.0, "slightly off": 1.5}
@@ -103,17 +103,3 @@ def test_torchjd_agrees_where_distances_and_their_squares_choose_alike() -> None
 def test_arguments_are_checked(build: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         build()
-
-
-@pytest.mark.parametrize(
-    ("aggregator", "message"),
-    [
-        (Krum(1), r"n_byzantine=1 requires at least 2 \* 1 \+ 3 = 5 rows, got 4\. .* lower"),
-        (Krum(0, 5), r"at most the 4 rows that are not arbitrary .* got n_selected=5"),
-        (TrimmedMean(2), r"trim=2 must have at least 5 rows, got 4\. Lower `trim`"),
-    ],
-    ids=repr,
-)
-def test_too_few_rows_are_refused(aggregator: Any, message: str) -> None:
-    with pytest.raises(ShapeError, match=message):
-        aggregator(normal(0, 4, 3))

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lightning_jd.aggregators import IMTLG, AlignedMTL
-from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians, matrix, normal, with_norms
+from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians, matrix
 
 
 @pytest.mark.parametrize("name", ["full_rank_5x9", "conflicting_pair", "huge", "uneven_norms"])
@@ -24,15 +24,6 @@ def test_imtlg_on_the_examples_of_the_paper() -> None:
     a = 3.0
     J = matrix([a, 0.0], [0.0, 1.0])
     assert_close(IMTLG()(J), torch.full((2,), 1 / (1 / a + 1)).double(), rtol=1e-7, atol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_imtlg_bears_norms_that_differ(dtype: torch.dtype) -> None:
-    J = with_norms(normal(0, 4, 9), 1e-4, 1.0, 1e2, 1e4).to(dtype)
-    G = J.double() @ J.double().T
-    expected = torch.linalg.solve(G, J.double().norm(dim=1))
-    weights = IMTLG().weights(G.to(dtype)).double()
-    assert_close(weights, expected / expected.sum(), rtol=1e-4, atol=1e-12)
 
 
 @pytest.mark.parametrize("factor", [1e-10, 1.0, 1e10])
@@ -71,10 +62,3 @@ def test_alignedmtl_makes_all_singular_values_equal(J: Tensor) -> None:
     U, S, Vh = U[:, nonzero], S[nonzero], Vh[nonzero]
     expected = S.min() * (U.mean(dim=0) @ Vh)
     assert (AlignedMTL()(J) - expected).norm() <= 1e-4 * S.min()
-
-
-def test_the_rank_tolerance_of_alignedmtl_is_as_documented() -> None:
-    # Singular values 1 and s: s counts above sqrt(10 sqrt(2) eps), here 5.6e-8 (float64).
-    below, above = (AlignedMTL()(matrix([1.0, 0.0], [0.0, s])) for s in (5e-8, 6.3e-8))
-    assert_close(below, matrix([0.5, 0.0])[0], rtol=1e-9, atol=1e-12)
-    assert_close(above, matrix([3.15e-8, 3.15e-8])[0], rtol=1e-9, atol=0)

@@ -80,13 +80,3 @@ def test_what_needs_the_jacobian_gets_it(candidate: Any) -> None:
     aggregator = resolve(candidate)
     assert not isinstance(aggregator, GramianAggregator)
     assert_close(aggregator(J), candidate(J), rtol=1e-12, atol=0)
-
-
-def test_a_weighting_of_the_jacobian_is_applied_to_it() -> None:
-    class FirstColumn(theirs.MeanWeighting.__base__):  # type: ignore[misc, name-defined]
-        def forward(self, matrix: torch.Tensor, /) -> torch.Tensor:
-            return matrix[:, 0]
-
-    aggregator = resolve(FirstColumn())
-    assert not isinstance(aggregator, GramianAggregator)
-    assert_close(aggregator(J), J[:, 0] @ J, rtol=1e-12, atol=0)

@@ -10,7 +10,6 @@ from torch.testing import assert_close
 
 from lightning_jd.engines.tape import OuterProduct
 from lightning_jd.engines.tape.contributions import Budget, Contribution, Lookup, merge, products
-from lightning_jd.engines.tape.contributions._pieces import SMALLEST
 from lightning_jd.engines.tape.contributions.convolution import (
     ConvolutionWeight,
     Geometry,
@@ -135,19 +134,6 @@ def test_few_pixels_of_many_channels_are_one_product(
     expected = weights @ part.rows()
     monkeypatch.setattr(_contribution, "weight_gradient", None)
     assert_close(part.gradients(weights)[0], expected)
-
-
-def test_patches_that_are_large_for_one_objective_are_not_even_tried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    geometry = Geometry((2, 3, 3, 3), (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
-    x, D = torch.randn(2, 5, 3, 4, 4), torch.randn(2, 5, 2, 4, 4)
-    part = ConvolutionWeight(x, D, geometry, Placement(0, 54, geometry.kernel))
-    patches = 4 * 5 * 16 * 27  # bytes
-    assert part._row_variant == "patches by pixel"
-    monkeypatch.setattr(_contribution, "pieces", lambda _: SMALLEST._replace(temporary=patches - 1))
-    part = ConvolutionWeight(x, D, geometry, Placement(0, 54, geometry.kernel))
-    assert part._row_variant == "as groups"
 
 
 CONVOLUTIONS = [

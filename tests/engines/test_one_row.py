@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from lightning_jd.engines import Objectives, Tape
-from lightning_jd.engines.tape import OuterProduct, Rows
+from lightning_jd.engines.tape import Rows
 from lightning_jd.engines.tape.contributions import OneRow
 from lightning_jd.engines.tape.graph import Placement
 from lightning_jd.engines.tape.run import Ledger
@@ -31,17 +31,6 @@ def test_it_is_a_row_among_zeros() -> None:
     assert_close(alone.rows(), full)
     assert_close(torch.cat(list(alone.blocks(2)), dim=1), full)
     assert_close(alone.gradients(weights)[0], weights @ full)
-
-
-def test_a_weight_and_its_bias_can_be_taken_apart() -> None:
-    torch.manual_seed(0)
-    A, D = torch.randn(1, 2, 4), torch.randn(1, 2, 3)
-    weight, bias = Placement(0, 12, (4, 3)), Placement(1, 3, (3,))
-    both = OneRow(OuterProduct(A, D, weight, bias, cotangents_first=False), K, M)
-    parts = both.split()
-    assert [part.placements for part in parts] == [(weight,), (bias,)]
-    assert_close(sum(part.gramian() for part in parts), both.gramian())
-    assert_close(parts[1].rows(), in_full(D.sum(dim=1)))
 
 
 @pytest.mark.parametrize("memory", ["fast", "low"])

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -147,15 +146,6 @@ def test_arguments_of_operations_may_change_from_step_to_step() -> None:
         assert_exact(tape_of(losses, model), losses)
 
 
-def test_gradients_can_be_asked_for_several_times() -> None:
-    model, x = Block(), inputs(4, 5, 6)
-    replaying(model, lambda: x)
-    losses = model(x)
-    tape = tape_of(losses, model)
-    assert_exact(tape, losses)
-    assert_exact(tape, losses)
-
-
 class Scaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: object, x: Tensor, p: Tensor, factor: float) -> Tensor:
@@ -245,13 +235,6 @@ def test_a_program_that_differs_from_its_rules_is_dropped_with_a_warning(
         tape = tape_of(losses, model)
         assert not is_replayed(tape)
         assert_exact(tape, losses)
-
-
-def test_what_a_recorded_step_returns_can_be_saved(tmp_path: Path) -> None:
-    model, x = Block(), inputs(4, 5, 6)
-    for step in range(STEPS):
-        tape = tape_of(model(x), model)
-        torch.save([tape.gramian(), *tape.gradients(torch.ones(4))], tmp_path / f"{step}.pt")
 
 
 @pytest.mark.parametrize(

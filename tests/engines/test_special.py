@@ -95,16 +95,6 @@ def test_a_model_compiled_by_inductor() -> None:
     check_compiled(model, torch.randn(5, 4), "inductor")
 
 
-@pytest.mark.slow
-def test_compiled_trunk_with_heads() -> None:
-    torch.manual_seed(0)
-    torch.compiler.reset()
-    trunk, heads = small_cnn(), nn.ModuleList(nn.Linear(3, 1) for _ in range(2))
-    h = torch.compile(trunk, backend="aot_eager")(torch.randn(5, 2, 4, 4))
-    losses = [head(h).square().mean() for head in heads]
-    check_tape(losses, named(trunk, heads), "fast", TOLERANCE[torch.float32])
-
-
 def reentrant(model: nn.Module, x: Tensor) -> Tensor:
     return checkpoint(model, x.requires_grad_(True), use_reentrant=True)
 

@@ -89,18 +89,6 @@ def test_with_step_accumulation(step: int, tmp_path: Path) -> None:
     assert_same_weights(resumed, whole, rtol=0, atol=0)
 
 
-def test_resuming_with_another_aggregator_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = checkpoint(tmp_path)
-    with caplog.at_level("INFO"):
-        fit(Regression(), ckpt_path=path, callbacks=[JacobianDescent("pcgrad")])
-    assert any(
-        "continues with pcgrad. The checkpoint was written with rgw" in line
-        for line in caplog.messages
-    )
-
-
 @pytest.mark.parametrize("aggregator", ["upgrad", "rgw"])
 def test_a_checkpoint_of_version_0_1_resumes(aggregator: str, tmp_path: Path) -> None:
     """Version 0.1 saved name, generator state as a tensor, and the number of skipped objectives."""

@@ -53,14 +53,6 @@ def test_every_argument_of_the_strategy(tmp_path: Path) -> None:
     assert settings.split == Split("terms")
 
 
-def test_a_split_with_names(tmp_path: Path) -> None:
-    split = {"by": "terms", "names": ["reconstruction", "kl"]}
-    entry = {"class_path": "lightning_jd.JacobianDescent", "init_args": {"split": split}}
-    cli = command(tmp_path, callbacks=[entry])
-    callback = next(c for c in cli.trainer.callbacks if isinstance(c, JacobianDescent))
-    assert callback.settings.split == Split("terms", ("reconstruction", "kl"))
-
-
 def test_on_the_command_line(tmp_path: Path) -> None:
     added = "--trainer.callbacks+=lightning_jd.JacobianDescent"
     cli = command(tmp_path, added, "--trainer.callbacks.aggregator", "mgda")

@@ -50,10 +50,3 @@ def test_with_a_selection_sum_is_plain_training_of_the_sum() -> None:
     fit(module, callbacks=[JacobianDescent("sum", params="net.0.*")])
     fit(plain)
     assert_same_weights(module, plain)
-
-
-def test_with_a_selection_mean_divides_the_gradients_of_the_selected_parameters() -> None:
-    module, plain = Regression("tasks"), Summed(divided=3.0)
-    fit(module, callbacks=[JacobianDescent("mean", params="net.0.*")])
-    fit(plain)
-    assert_same_weights(module, plain)

@@ -89,17 +89,6 @@ def test_nothing_stays_patched_after_an_interrupt() -> None:
     assert not patched(run)
 
 
-def test_validation_and_test_are_not_touched() -> None:
-    class Evaluated(Regression):
-        def validation_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-            return self.errors(batch).mean()
-
-    run, module = trainer(callbacks=[JacobianDescent()]), Evaluated()
-    run.validate(module, batches(), verbose=False)
-    assert not patched(run)
-    run.fit(module, batches(), batches())
-
-
 class Recorder(L.Callback):
     """Writes down the hooks that are called, and whether gradients are there."""
 
@@ -152,16 +141,6 @@ def test_two_fits_in_a_row_equal_two_fresh_ones(surface: str) -> None:
         module = make()
         fit(module, callbacks=shared)
         assert_same_weights(module, fresh, rtol=0, atol=0)
-
-
-def test_a_fit_that_is_continued_keeps_its_state() -> None:
-    whole, parts = Regression(), Regression()
-    fit(whole, callbacks=[JacobianDescent("rgw")], max_epochs=4)
-    run = trainer(callbacks=[JacobianDescent("rgw")], max_epochs=2)
-    run.fit(parts, batches())
-    run.fit_loop.max_epochs = 4
-    run.fit(parts, batches())
-    assert_same_weights(parts, whole, rtol=0, atol=0)
 
 
 class Tuned(Regression):

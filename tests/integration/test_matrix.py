@@ -10,7 +10,7 @@ from lightning_jd.errors import SetupError
 from lightning_jd.surfaces import JacobianDescent, JDStrategy
 from lightning_jd.surfaces._support import REFUSED
 from tests.helpers.lightning import Regression, assert_same_weights, batches, fit, moved
-from tests.integration.matrix import END, MODULES, PRECISIONS, START, STRATEGIES, table, write
+from tests.integration.matrix import END, MODULES, PRECISIONS, START, STRATEGIES, table
 
 ONE_DEVICE = [name for name, processes in STRATEGIES.items() if processes == 1]
 
@@ -43,13 +43,6 @@ def test_refused_cell(name: str) -> None:
     fake = type(name, (L.strategies.SingleDeviceStrategy,), {})  # the real ones need accelerators
     with pytest.raises(SetupError, match=f"does not support {name}: "):
         fit(Regression("tasks"), strategy=fake(), callbacks=[JacobianDescent()])
-
-
-def test_the_table_is_written_between_the_markers(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"above\n{START}\nold\n{END}\nbelow\n")
-    write(page)
-    assert page.read_text() == f"above\n{START}\n{table()}\n{END}\nbelow\n"
 
 
 def test_the_table_of_the_readme_is_up_to_date() -> None:

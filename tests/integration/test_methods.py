@@ -327,34 +327,6 @@ def test_cheaper_weights_are_arguments_of_every_surface() -> None:
     assert moved(runs[0].net, network())
 
 
-@pytest.mark.parametrize("where", ["features", "0", "activation"])
-def test_fabric_and_backward_take_weights_from_features(where: str) -> None:
-    from lightning.fabric import Fabric
-
-    import lightning_jd
-    from lightning_jd.surfaces.fabric import backward
-
-    found = []
-    for with_fabric in (False, True):
-        net = network()
-        fabric = Fabric(accelerator="cpu", devices=1)
-        model = fabric.setup(net) if with_fabric else net
-        x, y = next(iter(batches()))
-        z, last = net[:-1](x), net[-1]
-        outs = [z @ last.weight[k] + last.bias[k] for k in range(3)]
-        losses = [(out - y[:, k]).square().mean() for k, out in enumerate(outs)]
-        weights_from = z if where == "activation" else where
-        if with_fabric:
-            backward(fabric, losses, model, "upgrad", weights_from=weights_from)
-        else:
-            report = lightning_jd.backward(losses, net, "upgrad", weights_from=weights_from)
-            assert set(report.paths.values()) == {"features"}
-        found.append([p.grad for p in net.parameters()])
-    for a, b in zip(*found, strict=True):
-        assert a is not None
-        assert torch.equal(a, b)
-
-
 def test_weights_that_cannot_be_cheaper_are_refused() -> None:
     for spec in ("graddrop", "modo", "uw"):
         with pytest.raises(ArgumentError, match=f"`weights_from` requires .* got {spec}"):

@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
-from torch import Tensor
 
 from lightning_jd.errors import ArgumentError
 from lightning_jd.metrics import conflict_summary
@@ -107,29 +106,12 @@ def test_instances_are_not_logged_one_by_one(form: str) -> None:
     assert not any(name.startswith(("jd/weight/", "jd/loss/", "jd/norm/")) for name in columns)
 
 
-def test_a_method_without_weights_is_measured_by_its_update() -> None:
-    row = logged(aggregator="graddrop")[0]
-    assert "jd/similarity_to_mean" in row
-    assert "jd/weight_entropy" not in row
-    assert "jd/weight/a" not in row
-
-
 def test_groups_are_logged_on_request() -> None:
     log = {"every_n_steps": 2, "per_group": True}
     row = logged(groups="layer", log=log)[0]
     assert {"jd/group/net.0/conflict_rate", "jd/group/net.2/similarity_to_mean"} <= set(row)
     assert "jd/similarity_to_mean" in row  # of the whole update
     assert not any(name.startswith("jd/group/") for name in logged(log=log)[0])
-
-
-def test_a_scalar_loss_is_not_logged_with_the_last_update() -> None:
-    class Sometimes(Regression):
-        def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
-            errors = self.errors(batch)
-            return errors.mean() if batch_idx % 2 else self.in_form(errors)
-
-    rows = logged(module=Sometimes("tasks"), log={"every_n_steps": 1}, max_epochs=1)
-    assert [int(row["step"]) for row in rows] == [0, 2, 4]
 
 
 def test_nothing_is_logged_unless_asked_for() -> None:

@@ -46,17 +46,6 @@ class Exploding(Regression):
         return torch.stack([losses[0], self.spoiled(losses[1]), *losses[2:]])
 
 
-class ManualExploding(Exploding):
-    __init__ = Exploding.__init__
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
-        return ManualRegression.training_step(self, batch, batch_idx)
-
-    def configure_optimizers(self) -> Any:
-        self.automatic_optimization = False
-        return super().configure_optimizers()
-
-
 @pytest.mark.parametrize("accumulation", ["batch", "step"])
 @pytest.mark.parametrize("form", ["tasks", "instances"])
 @pytest.mark.parametrize(("what", "word"), [("loss", "Losses"), ("gradient", "Gradients")])
@@ -86,11 +75,6 @@ def test_weights_that_are_not_numbers_name_aggregator_and_batch(form: str) -> No
     with pytest.raises(AggregatorError, match=r"In batch 0 of epoch 0: The aggregator careless"):
         fit(module, callbacks=[JacobianDescent(careless)])
     assert not moved(module, Regression())
-
-
-def test_the_error_comes_from_manual_backward_too() -> None:
-    with pytest.raises(NonFiniteError, match=f"In batch {BAD_BATCH} of epoch 0: Losses.*'b'"):
-        fit(ManualExploding("tasks", "loss"), callbacks=[JacobianDescent("upgrad")])
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])

@@ -1,11 +1,8 @@
 """The optimizers that aggregate gradient and momentum, in Lightning."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from lightning_jd import optim
 from lightning_jd.surfaces import JacobianDescent
@@ -21,19 +18,6 @@ from tests.helpers.lightning import (
 from tests.integration.test_checkpoints import KillAfter, KilledError, saving
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:.*add the following callbacks. \[.ModelCheckpoint")
-
-
-@pytest.mark.parametrize("make", [lambda p: optim.SGD(p, lr=0.05, momentum=0.9), optim.Adam])
-def test_with_lightning_clipping_and_a_scheduler(make: Callable[..., Any]) -> None:
-    class Scheduled(Regression):
-        def configure_optimizers(self) -> Any:
-            optimizer = make(self.parameters())
-            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
-
-    run = Scheduled("scalar")
-    fitted = fit(run, gradient_clip_val=0.1, accumulate_grad_batches=2)
-    optimizer = fitted.optimizers[0]
-    assert optimizer.param_groups[0]["lr"] < optimizer.param_groups[0]["initial_lr"]
 
 
 @pytest.mark.parametrize("step", [3, 8])

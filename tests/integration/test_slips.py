@@ -110,25 +110,6 @@ def test_tasks_that_were_stacked() -> None:
         )
 
 
-class OneByOne(Regression):
-    def training_step(self, batch: Any, batch_idx: int = 0) -> Any:
-        return torch.stack([loss.mean() for loss in self.errors(batch)])
-
-
-@pytest.mark.parametrize(
-    ("module", "options"),
-    [
-        (lambda: OneByOne("instances"), {}),  # as many as there are examples
-        (lambda: Returns(lambda *losses: torch.stack(losses)), {"rows": "tasks"}),
-        (lambda: Regression("instances"), {}),
-    ],
-)
-def test_nothing_is_said_of_vectors_that_are_meant(module: Any, options: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*torch.stack.*")
-        fit(module(), batches(n=4), callbacks=[JacobianDescent(**options)])
-
-
 def test_a_run_that_is_too_short_for_its_log() -> None:
     with pytest.warns(RuntimeWarning, match=r"logged nothing: .* log={'every_n_steps': 1}"):
         fit(Regression("tasks"), batches(n=8), callbacks=[JacobianDescent(log=True)])

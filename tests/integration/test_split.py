@@ -141,16 +141,6 @@ def test_accumulation(split: str, accumulation: str) -> None:
     assert_same_weights(ours, theirs, **CLOSE)
 
 
-@pytest.mark.parametrize("split", FORMS)
-def test_mean_or_sum_is_plain_training(split: str) -> None:
-    scalar, _ = FORMS[split]
-    ours, plain = Written(scalar), Written(scalar)
-    aggregator = "sum" if split == "terms" else "mean"
-    fit(ours, callbacks=[JacobianDescent(aggregator, split=split)])
-    fit(plain)
-    assert_same_weights(ours, plain)
-
-
 class Logging(Written):
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
         errors = self.errors(batch)
@@ -185,11 +175,6 @@ def test_what_cannot_be_split_is_an_error_in_the_first_batch(
     with pytest.raises(GraphError, match=f"(?s){message}"):
         run.fit(Written(loss), batches())
     assert run.fit_loop.batch_idx == 0
-
-
-def test_without_it_the_error_names_it() -> None:
-    with pytest.raises(Exception, match="split='auto'"):
-        fit(Written(summed), callbacks=[JacobianDescent()])
 
 
 def test_wrong_options() -> None:

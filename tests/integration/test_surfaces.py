@@ -85,20 +85,6 @@ def test_rows_override_the_type_of_the_losses(rows: str) -> None:
     assert len(callback.report.names) == {"tasks": 3, "instances": 4}[rows]
 
 
-def test_only_the_shared_parameters_are_aggregated() -> None:
-    module, loop = Regression("tasks"), Regression("tasks")
-    fit(module, callbacks=[JacobianDescent("upgrad", params="net.0.*")])
-    hand_written(loop, lambda losses: backward(losses, loop, "upgrad", params="net.0.*"))
-    assert_same_weights(module, loop, rtol=1e-5, atol=1e-6)
-
-
-def test_groups_are_aggregated_one_by_one() -> None:
-    module, loop = Regression("instances"), Regression("instances")
-    fit(module, callbacks=[JacobianDescent("mgda", groups="layer")])
-    hand_written(loop, lambda losses: backward(losses, loop, "mgda", groups="layer"))
-    assert_same_weights(module, loop, rtol=1e-5, atol=1e-6)
-
-
 class SometimesMissing(Regression):
     """One task has a loss in every second batch only; it is left out, or None."""
 
@@ -226,30 +212,6 @@ def test_no_call_of_manual_backward_is_an_error_at_once() -> None:
 
     with pytest.raises(SetupError, match="got no loss in the first batch"):
         fit(Idle("tasks"), callbacks=[JacobianDescent()])
-
-
-@pytest.mark.filterwarnings("ignore:`training_step` returned `None`:UserWarning")
-def test_some_batches_may_be_none() -> None:
-    class Partly(Regression):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return None if batch_idx < 3 else super().training_step(batch, batch_idx)
-
-    module = Partly("tasks")
-    fit(module, callbacks=[JacobianDescent()])
-    assert moved(module, Regression())
-
-
-class Alternating(Regression):
-    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> Any:
-        errors = self.errors(batch)
-        return errors.mean() if batch_idx % 2 else errors.mean(dim=1)
-
-
-def test_a_scalar_passes_through_untouched() -> None:
-    module, plain = Alternating(), Regression("scalar")
-    fit(module, callbacks=[JacobianDescent("mean")])
-    fit(plain)
-    assert_same_weights(module, plain)
 
 
 @pytest.mark.parametrize("params", [None, 3, ["trunk.*", 3]])

@@ -70,15 +70,6 @@ def test_rows_that_do_not_conflict_keep_their_targets_exactly(m: int, solver: st
             )
 
 
-@pytest.mark.parametrize("reg", REGS)
-@pytest.mark.parametrize("m", [1, 2, 5, 20, 120])
-def test_without_any_gradient_the_weights_are_the_targets(m: int, reg: float) -> None:
-    G, targets = torch.zeros(m, m, dtype=torch.float64), torch.randn(7, m, dtype=torch.float64)
-    for solver in ("auto", "batched"):
-        assert_close(dual_cone_weights(G, targets, reg=reg, solver=solver), targets, rtol=0, atol=0)
-    assert_close(upgrad_weights(G, reg=reg), torch.full((m,), 1 / m, dtype=torch.float64))
-
-
 # Certificates
 
 
@@ -109,14 +100,6 @@ def test_every_gramian_is_solved_exactly(G: Tensor, reg: float, dtype: torch.dty
     G = G.to(dtype)
     m = len(G)
     certify(G, eye(m), dual_cone_weights(G, eye(m), reg=reg), reg)
-
-
-@EXAMPLES
-@given(G=gramians(), reg=st.sampled_from(REGS), seed=st.integers(0, 99), k=st.integers(1, 9))
-def test_any_target_is_projected_exactly(G: Tensor, reg: float, seed: int, k: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    targets = torch.randn(k, len(G), generator=generator, dtype=torch.float64)
-    certify(G, targets, dual_cone_weights(G, targets, reg=reg), reg)
 
 
 # Oracles

@@ -14,8 +14,6 @@ from lightning_jd.linalg import (
     upgrad_solution,
     upgrad_weights,
 )
-from lightning_jd.linalg._conjugate import ConjugateGradients
-from lightning_jd.linalg._guess import DEPTH, Guess
 from lightning_jd.linalg._scaling import unit_diagonal
 from tests.helpers.gramians import FAMILIES
 
@@ -88,37 +86,6 @@ def test_the_answer_is_the_same_every_time() -> None:
 # The stages
 
 
-def test_extrapolation_eliminates_eigenvalues() -> None:
-    # All z are positive, so that a round is an affine map; C has DEPTH - 1 different eigenvalues.
-    generator = torch.Generator().manual_seed(0)
-    basis = torch.linalg.qr(torch.randn(60, 60, generator=generator)).Q.double()
-    eigenvalues = torch.linspace(0.2, 5.0, DEPTH - 1, dtype=torch.float64).repeat(60)[:60]
-    C = basis @ eigenvalues.diag() @ basis.T
-    Z = 1 + torch.rand(9, 60, generator=generator).double()
-    guess = Guess(C, -Z @ C)
-    guess.v = guess.v.abs_().add_(1)
-    plain = Guess(C, -Z @ C)
-    plain.v = guess.v.clone()
-    assert_close(guess.extrapolate(), Z.float(), rtol=0, atol=1e-3)
-    assert (plain.iterate(DEPTH) - Z).abs().max() > 0.1
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_rows_that_are_left_out_do_not_change_the_others(dtype: torch.dtype) -> None:
-    C = unit("classes").to(dtype)
-    v = Guess(C, C).iterate(12)
-    whole, part = ConjugateGradients(C, C, v), ConjugateGradients(C, C, v)
-    rows = torch.arange(0, M, 2)
-    part.residual()
-    part.keep(rows)
-    whole.residual()
-    for _ in range(2):
-        whole.burst(6)
-        part.burst(6)
-        assert_close(part.residual(), whole.residual()[rows], rtol=1e-2, atol=1e-6)
-    assert_close(part.z, whole.z[rows], rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("name", "value"), [("BURSTS", 0), ("BURSTS", 1), ("HOPELESS", -1.0), ("EXTRAPOLATIONS", 0)]
 )
@@ -142,11 +109,3 @@ def test_most_rows_are_solved_by_products(monkeypatch: pytest.MonkeyPatch) -> No
         for dtype, tolerance in ((torch.float32, FLOAT32), (torch.float64, FLOAT64)):
             found = _products.solve_by_products(C.to(dtype), C.to(dtype), tolerance)
             assert len(found.left) <= 0.1 * M, family
-
-
-def test_tiny_eigenvalues_are_left_to_factorisations() -> None:
-    C = unit("quarter_rank")
-    found = _products.solve_by_products(C, C, FLOAT64)
-    assert len(found.left) == M
-    wrong = found.positive != (_stages.solve(C, C, 0.0) > 0)
-    assert wrong.any(dim=1).float().mean() < 0.1

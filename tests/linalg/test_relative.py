@@ -14,8 +14,7 @@ from lightning_jd.linalg import (
     upgrad_solution,
     upgrad_weights,
 )
-from lightning_jd.linalg._arrays import unit_diagonal as on_host
-from lightning_jd.linalg._scaling import FLOOR, underflow_level, unit_diagonal
+from lightning_jd.linalg._scaling import FLOOR
 from tests.helpers.gramians import FAMILIES, RESIDUAL
 
 REG = 1e-4
@@ -132,16 +131,6 @@ def test_below_the_floor_a_row_loses_its_veto() -> None:
     assert found[2] == pytest.approx(0.99, abs=1e-3)
     assert found[3] == pytest.approx(1, abs=1e-3)
     assert FLOOR == 1e-12
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_host_and_device_scale_alike(family: str) -> None:
-    G = FAMILIES[family](9, 0)
-    for relative_to in scales(9):
-        ours = unit_diagonal(G, REG, relative_to)
-        arrays = on_host(G.numpy(), REG, underflow_level(G.dtype), relative_to)
-        for found, expected in zip(ours, arrays, strict=True):
-            assert_close(found, torch.from_numpy(expected), rtol=1e-12, atol=1e-15)
 
 
 def test_a_wrong_scale_is_refused() -> None:

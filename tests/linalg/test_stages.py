@@ -12,7 +12,6 @@ from torch.testing import assert_close
 from lightning_jd.linalg import (
     _arrays,
     _host,
-    _pivoting,
     _single,
     _stages,
     dual_cone_weights,
@@ -128,25 +127,6 @@ def test_no_wrong_sign_is_overlooked_when_the_rounds_are_over(
             C = unit_diagonal(FAMILIES["gaussian"](m, 0), 0.0).C
             Z = torch.from_numpy(_host.solve(C.numpy(), C.numpy(), 0.0, well_conditioned=True).Z)
             assert is_solved(C, Z)
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_pivoting_reports_the_rows_that_it_leaves(shared: bool) -> None:
-    C = unit_diagonal(FAMILIES["gaussian"](M, 0), 0.0).C
-    empty = torch.zeros(M, M, dtype=torch.bool)
-    _, left = _pivoting.pivot(C, C, empty, shared=shared, rounds=1)
-    conflicting = (C < 0).any(dim=1).nonzero().flatten()
-    assert_close(left, conflicting)
-    _, left = _pivoting.pivot(C, C, empty, shared=shared, rounds=50)
-    assert len(left) == 0
-
-
-def test_single_exchanges_end_a_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pivoting, "PATIENCE", -1)  # only the last wrong entry changes sides
-    C = unit_diagonal(FAMILIES["gaussian"](6, 0), 0.0).C
-    Z, left = _pivoting.pivot(C, C, C > 2, shared=False, rounds=64)
-    assert len(left) == 0
-    assert is_solved(C, Z)
 
 
 # The scale on which all this happens

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_jd.errors import ArgumentError, ShapeError
+from lightning_jd.errors import ShapeError
 from lightning_jd.metrics import (
     DeltaM,
     Hypervolume,
@@ -39,33 +39,11 @@ def test_delta_m_is_the_mean_over_updates() -> None:
         assert math.isnan(float(metric.compute()))
 
 
-def test_wrong_arguments_of_delta_m_are_named() -> None:
-    with pytest.raises(ArgumentError, match=r"`baseline` must not be zero.*got \[1.0, 0.0\]"):
-        DeltaM([1.0, 0.0], True)
-    with pytest.raises(ShapeError, match=r"`baseline` must be that of the 3 tasks.*\(2,\)"):
-        delta_m(torch.ones(3), [1.0, 1.0], True)
-    with pytest.raises(ShapeError, match="one for each of the 2 tasks, got 3"):
-        delta_m(torch.ones(2), [1.0, 1.0], [True] * 3)
-    with pytest.raises(ArgumentError, match="`convention` must be 'drop' or 'gain', got 'loss'"):
-        delta_m(torch.ones(2), [1.0, 1.0], True, "loss")
-
-
 def test_ranks_by_hand() -> None:
     values = torch.tensor([[3.0, 1.0], [3.0, 2.0], [1.0, 3.0], [math.nan, 4.0]])
     # First task: two share places 1 and 2, then 3, then 4. Second, low is better: 1, 2, 3, 4.
     expected = [(1.5 + 1) / 2, (1.5 + 2) / 2, 3.0, 4.0]
     assert mean_rank(values, [True, False]).tolist() == pytest.approx(expected)
-
-
-def test_the_metric_of_ranks_averages_and_checks() -> None:
-    metric = MeanRank(2, True)
-    metric.update(torch.tensor([[2.0], [1.0]]))
-    metric.update(torch.tensor([[1.0], [1.0]]))
-    assert metric.compute().tolist() == [1.25, 1.75]
-    with pytest.raises(ShapeError, match="for each of the 2 methods, got 3"):
-        metric.update(torch.ones(3, 1))
-    with pytest.raises(ShapeError, match="one row per method"):
-        mean_rank(torch.ones(3), True)
 
 
 def included_and_excluded(points: Tensor, reference: Tensor) -> float:

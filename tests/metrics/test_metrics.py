@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.testing import assert_close
 from torchmetrics import Metric, MetricCollection
 
-from lightning_jd.errors import ShapeError, UnknownNameError
 from lightning_jd.metrics import (
     ConflictRate,
     ConflictSummary,
@@ -160,18 +159,6 @@ def test_a_missing_task_leaves_the_others_alone() -> None:
     )
 
 
-def test_wrong_names_are_named() -> None:
-    metric = PairwiseCosine(NAMES)
-    with pytest.raises(UnknownNameError, match=r"got 'normal'\. Did you mean 'normals'\?"):
-        metric.update(torch.eye(2), names=["depth", "normal"])
-    with pytest.raises(ShapeError, match=r"name each objective of the update \(2\), got 3"):
-        metric.update(torch.eye(2))
-    with pytest.raises(
-        ShapeError, match=r"must have the same shape \(m,\), got \(3,\), \(3,\) and"
-    ):
-        PredictedChange(NAMES).update(torch.ones(3), torch.ones(3), torch.ones(2))
-
-
 def test_the_prediction_holds_for_a_linear_loss_and_half_for_a_parabola() -> None:
     x = torch.tensor([2.0, -1.0], dtype=torch.float64)
     A = torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=torch.float64)
@@ -203,9 +190,3 @@ def everything() -> MetricCollection:
         },
         compute_groups=False,
     )
-
-
-@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric:UserWarning")
-def test_before_the_first_update_nothing_is_known() -> None:
-    for value in everything().compute().values():
-        assert bool(torch.as_tensor(value).isnan().all())

@@ -14,7 +14,6 @@ from typing_extensions import override
 from lightning_jd import optim
 from lightning_jd.aggregators import GramianAggregator, UPGrad, resolve
 from lightning_jd.errors import ArgumentError
-from lightning_jd.optim._products import inner_products
 from lightning_jd.optim._two_rows import Products, TwoRows
 from tests.helpers.matrices import normal
 
@@ -66,15 +65,6 @@ def test_with_a_sum_it_is_that_of_torch(
     mine, theirs = parameters(), parameters()
     run(getattr(optim, name)(mine, aggregator=aggregator, **arguments), mine, range(12))
     run(getattr(torch.optim, name)(theirs, **arguments), theirs, range(12))
-    for a, b in zip(mine, theirs, strict=True):
-        assert_close(a, b, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam"])
-def test_a_parameter_without_a_gradient_is_left_alone(name: str) -> None:
-    mine, theirs = parameters(), parameters()
-    run(getattr(optim, name)(mine, aggregator="sum"), mine, range(9), missing=True)
-    run(getattr(torch.optim, name)(theirs), theirs, range(9), missing=True)
     for a, b in zip(mine, theirs, strict=True):
         assert_close(a, b, rtol=1e-10, atol=1e-12)
 
@@ -197,16 +187,6 @@ def test_adam_takes_any_weights_also_zero_and_negative_ones(dtype: torch.dtype) 
         optimizer.step()
         exact = 1e-9 if dtype == torch.float64 else 1e-4
         assert_close(flat(params).double(), x, rtol=exact, atol=exact)
-
-
-def test_rows_that_agree_are_read_once() -> None:
-    rows = [normal(0, 3, 70000)[0].float()], [normal(0, 3, 70000)[0].float() + 0.1]
-    (agreeing,) = inner_products([rows], only_conflict=True)
-    assert (agreeing.aa, agreeing.bb) == (0, 0)
-    (opposed,) = inner_products([(rows[0], [-rows[1][0]])], only_conflict=True)
-    a, b = rows[0][0].double(), -rows[1][0].double()
-    for found, expected in zip(opposed, (a @ a, a @ b, b @ b), strict=True):
-        assert found == pytest.approx(float(expected), rel=1e-5)
 
 
 @with_momentum

@@ -8,7 +8,6 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor
 
-from lightning_jd.errors import SetupError
 from lightning_jd.report import Run, read_run
 from lightning_jd.surfaces import JacobianDescent, JDReport
 from tests.helpers.lightning import Regression, fit
@@ -107,21 +106,6 @@ def test_reporting_does_not_change_the_training(tmp_path: Path) -> None:
     fit(reported, callbacks=[JacobianDescent(), JDReport(str(tmp_path), 1)])
     for a, b in zip(plain.parameters(), reported.parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-def test_without_jacobian_descent_there_is_nothing_to_report() -> None:
-    with pytest.raises(SetupError, match="JDReport requires Jacobian descent"):
-        fit(Regression("scalar"), callbacks=[JDReport()])
-
-
-def test_a_short_run_leaves_a_page_and_says_where(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("INFO"):
-        callbacks = [JacobianDescent(), JDReport(str(tmp_path))]
-        fit(Regression("tasks"), callbacks=callbacks, max_epochs=1, limit_train_batches=3)
-    assert steps(read_run(tmp_path)) == [0, 1, 2]
-    assert f"JDReport has written {tmp_path / 'jd_report.html'}" in caplog.messages
 
 
 @pytest.mark.parametrize("kind", ["file", "impossible"])

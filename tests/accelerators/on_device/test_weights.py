@@ -58,16 +58,6 @@ def test_device_and_host_agree(family: str, m: int) -> None:
         assert found.residual <= max(1e-12, expected.residual)
 
 
-@pytest.mark.parametrize("family", WELL_CONDITIONED)
-def test_targets_are_projected_alike(family: str) -> None:
-    G = gramian(family, 70, torch.float64)
-    for targets in (torch.randn(70).double(), torch.randn(30, 70).double()):
-        found = dual_cone_solution(G.to(DEVICE), targets.to(DEVICE))
-        expected = dual_cone_solution(G, targets)
-        assert_close(host(found.weights), expected.weights, rtol=1e-9, atol=1e-9)
-        assert found.residual <= 1e-12
-
-
 @pytest.mark.parametrize("m", [2, 64, 70])
 @pytest.mark.parametrize(
     "aggregator",
@@ -122,18 +112,6 @@ def test_float64_is_used_where_float32_would_not_do(
     # Then products of float32 have three digits.
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
     assert double_products(G) > 10
-
-
-def test_where_the_systems_would_not_fit_products_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_device, "SYSTEMS", 0)
-    for family in ("gaussian", "cnn_like"):
-        G = gramian(family, 100, torch.float64)
-        on_device = G.to(DEVICE)
-        with synchronisations() as found:
-            weights, residual = upgrad_solution(on_device)
-        assert len(found) == 1, "; ".join(map(str, found))
-        assert residual <= 1e-12
-        assert_close(host(weights), upgrad_solution(G).weights, rtol=1e-9, atol=1e-9)
 
 
 def test_what_the_device_leaves_the_host_solves(monkeypatch: pytest.MonkeyPatch) -> None:

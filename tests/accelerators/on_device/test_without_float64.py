@@ -16,7 +16,6 @@ from lightning_jd.aggregators import available, resolve
 from lightning_jd.engines import Objectives, Tape
 from lightning_jd.errors import ArgumentError
 from lightning_jd.linalg import dual_cone_residuals, min_norm_residuals, upgrad_solution
-from lightning_jd.metrics import DeltaM, Hypervolume, MeanRank, delta_m, hypervolume, mean_rank
 from tests.accelerators.on_device.test_backward import FORMS, assert_same
 from tests.accelerators.on_device.test_fit import fitted
 from tests.engines.oracle import assert_gradients, assert_gramian, jacobian_blocks
@@ -117,13 +116,6 @@ def test_certificates_are_those_of_the_host(family: str) -> None:
         assert_close(min_norm_residuals(there, w.to(DEVICE)), min_norm_residuals(G, w))
 
 
-@pytest.mark.parametrize("solver", ["batched", "quadprog"])
-def test_a_named_solver(solver: str) -> None:
-    G = FAMILIES["gaussian"](5, 0).float()
-    found = upgrad_solution(G.to(DEVICE), torch.ones(5).to(DEVICE), solver=solver)
-    assert_close(host(found.weights), upgrad_solution(G, torch.ones(5), solver=solver).weights)
-
-
 def shown(metric: Metric, device: Any) -> Any:
     own = metric.clone().to(device)
     own.reset()
@@ -138,31 +130,6 @@ def shown(metric: Metric, device: Any) -> Any:
 @each_metric
 def test_a_metric_is_that_of_the_cpu(metric: Metric) -> None:
     assert_close(shown(metric, DEVICE), shown(metric, "cpu"), rtol=1e-4, atol=1e-5)
-
-
-def test_metrics_of_tasks_are_those_of_the_cpu() -> None:
-    torch.manual_seed(0)
-    values, better = torch.rand(3, 2), [True, False]
-    there, base = values.to(DEVICE), [0.5, 0.5]
-    for function, other in (
-        (lambda x, y: delta_m(x, y, better), base),
-        (lambda x, _: mean_rank(x, better), None),
-        (lambda x, y: hypervolume(x, y, better), [0.0, 1.0]),
-    ):
-        expected = function(values, other).float()
-        assert_close(host(function(there, other)), expected)
-        if other is not None:
-            assert_close(host(function(there, torch.tensor(other).to(DEVICE))), expected)
-    for metric in (DeltaM(base, better), MeanRank(3, better), Hypervolume([0.0, 1.0], better)):
-        moved = metric.clone().to(DEVICE)
-        for each, told in ((metric, values), (moved, there)):
-            each.update(told)
-            each.update(told / 2)
-        assert_close(host(moved.compute()), metric.compute().float())
-        assert moved.to("cpu").compute().device.type == "cpu"
-        assert (
-            metric.float().compute().dtype == torch.float64
-        )  # which is what torchmetrics promises
 
 
 @pytest.mark.parametrize("method", ["upgrad", "famo", "weightsevery"])

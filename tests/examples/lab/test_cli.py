@@ -89,13 +89,3 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
     assert f"`output` must be a folder that can be written to, got {folder!r}" in (
         capsys.readouterr().err
     )
-
-
-def interrupted() -> None:
-    """Wait for Ctrl-C."""
-    raise KeyboardInterrupt
-
-
-def test_ctrl_c_is_one_line_and_status_130(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["wait"], {"wait": f"{HERE}:interrupted"}) == 130
-    assert capsys.readouterr().err.strip() == "Interrupted."

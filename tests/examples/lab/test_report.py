@@ -19,24 +19,6 @@ def report() -> Report:
     return Report("weights", "Ours against theirs", columns, rows, ["Wall time."])
 
 
-def test_the_printed_table_shows_the_columns_and_the_notes(
-    report: Report, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report.print()
-    printed = capsys.readouterr().out
-    for expected in ["times", "faster", "gaussian", "3.14", "yes", "no", "Wall time."]:
-        assert expected in printed
-    assert "0.123" not in printed
-
-
-def test_markdown_has_a_line_per_row_and_the_environment(report: Report) -> None:
-    lines = report.markdown().splitlines()
-    assert lines[0] == "# Ours against theirs"
-    assert "| gaussian | 8 | 3.14 | yes |" in lines
-    assert "| low_rank | 32 | - | no |" in lines
-    assert f"| torch | {version('torch')} |" in lines
-
-
 @pytest.mark.parametrize(
     ("value", "shown"),
     [

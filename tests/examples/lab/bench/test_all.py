@@ -35,11 +35,6 @@ def test_a_bundle_has_all_tables_and_what_failed(
     assert Report.read(tmp_path / "cpu" / "quick.json").environment["device"] == "cpu"
 
 
-def test_every_benchmark_of_a_bundle_takes_a_device() -> None:
-    for bench in module.BENCHES.values():
-        assert "device" in bench.__annotations__
-
-
 def test_every_benchmark_that_runs_a_step_is_in_the_bundle() -> None:
     _, commands = COMMANDS["bench"]
     assert set(module.BENCHES) == set(commands) - {"all"}

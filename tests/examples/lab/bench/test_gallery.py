@@ -12,7 +12,7 @@ from examples.lab.bench import gallery as module
 from examples.lab.bench.gallery import gallery
 from examples.lab.gallery import GALLERY, GalleryCase, Specimen
 from examples.lab.gallery._case import always, three_targets
-from examples.lab.gallery.steps import descent_step, error_of, plain_step, row_by_row
+from examples.lab.gallery.steps import descent_step, error_of, plain_step
 
 
 def regression(m: int) -> Specimen:
@@ -117,8 +117,3 @@ def test_steps_count_their_batches_and_agree_on_the_mean() -> None:
     for p, q, r in zip(*(s.model.parameters() for s in specimens), strict=True):
         torch.testing.assert_close(q.grad, p.grad)
         torch.testing.assert_close(3 * r.grad, p.grad)  # the mean over tasks, not their sum
-
-
-def test_rows_count_complex_numbers_twice() -> None:
-    z = torch.tensor([1.0 + 2.0j], requires_grad=True)
-    assert row_by_row([z.abs().square().sum()], [z]).tolist() == [[2.0, 4.0]]

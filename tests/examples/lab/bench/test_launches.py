@@ -1,16 +1,13 @@
 """`bench launches` on its tiny work; nothing here is a measurement."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from examples.lab.bench import launches as module
 from examples.lab.bench._kernels import KernelCounter, kernels_of
-from examples.lab.bench.launches import CASES, Case, launches
-from examples.lab.report import Report
+from examples.lab.bench.launches import CASES
 
 
 def test_views_are_no_kernels_and_the_backward_pass_counts() -> None:
@@ -39,15 +36,3 @@ def test_tiny_work_is_the_ordinary_graph_in_small(name: str) -> None:
         for work in (tiny, ordinary)
     ]
     assert groups[0] == groups[1]
-
-
-def test_the_command_writes_its_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("rich")
-    tiny = CASES["mlp"].tiny
-    monkeypatch.setattr(module, "CASES", {"mlp": Case(tiny, tiny, 0.0, 0.0)})
-    launches(["mlp"], repeats=2, torchjd=False, output=tmp_path)
-    (row,) = Report.read(tmp_path / "launches.json").rows
-    assert row["case"] == "mlp"
-    assert "More than it must be: mlp." in capsys.readouterr().out

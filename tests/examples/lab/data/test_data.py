@@ -1,15 +1,20 @@
 """The readers of official formats, on small files of that format."""
 
 import gzip
+import io
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from scipy.io import savemat
 from torch import Tensor
 
 from examples.lab.data import Images, load, paper_subset
-from lightning_jd.errors import ArgumentError
+from examples.lab.data._eurosat import CLASSES
+from examples.lab.work.paper import ARCHITECTURES, INPUT_SHAPES, paper_cnn
 
 
 def idx(entries: Tensor) -> bytes:
@@ -61,17 +66,6 @@ def test_cifar_batches_are_joined_and_planes_are_channels(tmp_path: Path) -> Non
     assert data.images[2].flatten(start_dim=1).unique(dim=1).tolist() == [[20], [1], [2]]
 
 
-def test_a_missing_file_is_named_with_its_project(tmp_path: Path) -> None:
-    with pytest.raises(
-        ArgumentError, match=r"train-images-idx3-ubyte.gz or .*has none of them.*Burges"
-    ):
-        load("mnist", tmp_path)
-    with pytest.raises(ArgumentError, match=r"got .*nowhere, which is no folder.*zalandoresearch"):
-        load("fashion-mnist", tmp_path / "nowhere")
-    with pytest.raises(ArgumentError, match=r"data_batch_1.bin or .*Krizhevsky"):
-        load("cifar10", tmp_path)
-
-
 def test_the_whole_split_normalises_to_mean_zero_and_deviation_one(digits: Images) -> None:
     images, labels = paper_subset(digits, seed=3, size=20)
     assert images.dtype == torch.float32
@@ -80,8 +74,33 @@ def test_the_whole_split_normalises_to_mean_zero_and_deviation_one(digits: Image
     assert sorted(labels.tolist()) == sorted(digits.labels.tolist())
 
 
-def test_a_seed_decides_the_subset(digits: Images) -> None:
-    first, again, other = (paper_subset(digits, seed=s, size=8) for s in (1, 1, 2))
-    assert torch.equal(first[0], again[0])
-    assert torch.equal(first[1], again[1])
-    assert not torch.equal(first[0], other[0])
+def jpeg(colour: tuple[int, int, int]) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (64, 64), colour).save(stream, "JPEG", quality=95)
+    return stream.getvalue()
+
+
+def test_matlab_files_jpegs_and_numpy_archives_are_read_and_fit_their_network(
+    tmp_path: Path,
+) -> None:
+    generator = np.random.default_rng(0)
+    X = generator.integers(0, 256, (32, 32, 3, 4), dtype=np.uint8)
+    savemat(tmp_path / "train_32x32.mat", {"X": X, "y": np.array([[1], [2], [10], [4]])})
+    for number, label in enumerate(CLASSES):
+        (tmp_path / "2750" / label).mkdir(parents=True)
+        (tmp_path / "2750" / label / f"{label}_1.jpg").write_bytes(jpeg((20 * number, 100, 200)))
+    characters = generator.integers(0, 256, (5, 28, 28), dtype=np.uint8)
+    np.savez_compressed(tmp_path / "kmnist-train-imgs.npz", characters)
+    np.savez_compressed(tmp_path / "kmnist-train-labels.npz", np.arange(5, dtype=np.uint8))
+    found = {name: load(name, tmp_path) for name in ("svhn", "eurosat", "kuzushiji-mnist")}
+    assert found["svhn"].labels.tolist() == [1, 2, 0, 4]
+    assert int(found["svhn"].images[3, 2, 5, 7]) == X[5, 7, 2, 3]
+    assert found["eurosat"].labels.tolist() == list(range(10))
+    means = found["eurosat"].images[7].float().mean(dim=(1, 2))  # Residential
+    torch.testing.assert_close(means, torch.tensor([140.0, 100.0, 200.0]), atol=3, rtol=0)
+    assert np.array_equal(found["kuzushiji-mnist"].images[:, 0].numpy(), characters)
+    for name, data in found.items():
+        images, labels = paper_subset(data, seed=1, size=4)
+        architecture = ARCHITECTURES[name]
+        assert images.shape[1:] == INPUT_SHAPES[architecture]
+        assert paper_cnn(architecture)(images).shape == (len(labels), 10)

@@ -1,7 +1,6 @@
 """The study of imbalance: runs, scores, the choice of a rate, and the published table."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 from examples.lab.report import Report
 from examples.lab.studies import imbalance as module
-from examples.lab.studies._imbalance import TRACE, Outcome, Run, Scale, Trainer, stored
+from examples.lab.studies._imbalance import TRACE, Outcome, Run, Scale, stored
 from examples.lab.studies.imbalance import imbalance
 from examples.lab.work.pairs import digit_pairs
 
@@ -33,15 +32,6 @@ def test_the_command_writes_table_and_figure_and_resumes(tmp_path: Path) -> None
     assert len(runs.splitlines()) == (3 + 4) * 2
     small(tmp_path, page=True)  # which trains nothing
     assert (output / "runs.jsonl").read_text() == runs
-
-
-def test_the_factor_multiplies_the_loss_of_the_sum_only() -> None:
-    trainer = Trainer(64)
-    run = Run("sum", 1.0, 1e-3, 0, epochs=1, size=64)
-    plain, scaled = trainer(run), trainer(replace(run, factor=1e3))
-    assert plain.test != scaled.test
-    alone = trainer(replace(run, method="single", task="sum"))
-    assert trainer(replace(run, method="single", task="sum", factor=1e3)) == alone
 
 
 def test_scores_are_zero_for_a_guess_and_100_for_a_network_of_its_own() -> None:

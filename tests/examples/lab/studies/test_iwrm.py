@@ -90,14 +90,6 @@ def test_a_seed_that_diverges_takes_a_smaller_rate() -> None:
     assert [run.lr for run, _ in best] == [learning_rate(k) for k in (-12, -18, -12)]
 
 
-def test_the_budget_of_the_paper_is_72_rates_for_every_seed() -> None:
-    landscape = Landscape({1: -12, 2: -24})
-    best = best_runs(FIRST, 2, "paper", landscape)
-    # 22 + 50, but both ends of the second stage are known from the first
-    assert [seed for seed, _ in landscape.asked] == [1] * 70 + [2] * 70
-    assert [o.finished for _, o in best] == [True, True]
-
-
 def test_rows_have_errors_ratios_and_say_what_diverged() -> None:
     run = Run("mnist", "mean", None, 0.1, seed=1, epochs=1, size=16, batch=8)
     best = {

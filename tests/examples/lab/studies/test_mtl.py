@@ -15,16 +15,14 @@ from examples.lab.report import Report
 from examples.lab.studies import mtl as module
 from examples.lab.studies._search import learning_rate
 from examples.lab.studies.mtl import mtl
-from examples.lab.studies.multitask import _training
 from examples.lab.studies.multitask._page import (
     Comparison,
-    apart,
     conclusions,
     rows_of,
     worst_drops,
 )
 from examples.lab.studies.multitask._search import BUDGETS, Budget, best_trials
-from examples.lab.studies.multitask._training import evaluated, judged, loss_of, train
+from examples.lab.studies.multitask._training import judged, loss_of
 from examples.lab.studies.multitask._trial import FAILED, Result, Trial
 
 TRIAL = Trial("multimnist", "lenet", "equal", "", 1e-3, 0.0, 1, 64, 2, 16, 5)
@@ -109,18 +107,6 @@ def test_conclusions_are_drawn_beyond_the_noise(comparison: Comparison) -> None:
     assert "better: UPGrad; worse: none; not told apart: none" in plain  # MGDA has one seed only
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_two_samples_are_apart_if_welchs_test_says_so(seed: int) -> None:
-    from scipy.stats import ttest_ind
-
-    generator = torch.Generator().manual_seed(seed)
-    a = torch.randn(3, generator=generator).tolist()
-    b = (1.5 + 0.3 * torch.randn(4, generator=generator)).tolist()
-    significant = ttest_ind(a, b, equal_var=False).pvalue < 0.05
-    assert (apart(a, b) == 0) == (not significant)
-    assert apart(a, b) == -apart(b, a)
-
-
 def test_metrics_and_scores() -> None:
     classes, binary = Task("a", "classes", 3), Task("b", "binary")
     number = Task("c", "number", scale=5.0)
@@ -156,27 +142,6 @@ def data() -> Multitask:
 
     tasks = (Task("left", "classes", 3), Task("right", "classes", 3))
     return Multitask(tasks, part(96, 0), part(48, 1), part(48, 2))
-
-
-def test_the_best_epoch_is_judged_and_patience_ends_a_run(
-    data: Multitask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = evaluated
-    scores = iter([0.2, 0.9, 0.5, 0.4, 0.3, 0.2])
-    states: list[float] = []
-
-    def falling(network: Any, part: Part, tasks: Any) -> dict[str, tuple[float, float]]:
-        weight = float(network.heads[0][0].weight.detach().sum())
-        if part is data.test:
-            assert weight == states[1]
-            return real(network, part, tasks)
-        states.append(weight)
-        score = next(scores)
-        return {task.name: (100 * score, score) for task in tasks}
-
-    monkeypatch.setattr(_training, "evaluated", falling)
-    found = train(replace(TRIAL, epochs=6, patience=2), data)
-    assert (found.best_epoch, found.epochs, found.score) == (2, 4, 0.9)
 
 
 @pytest.fixture

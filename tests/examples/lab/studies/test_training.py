@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from examples.lab.studies import _training
 from examples.lab.studies._run import Run
 from examples.lab.studies._training import train
 from examples.lab.work.paper import paper_cnn
@@ -66,15 +65,3 @@ def test_similarity_and_harm_are_those_of_the_rows(batch: Batch) -> None:
     assert outcome.similarities == pytest.approx([expected], rel=1e-3)
     assert outcome.harmed == pytest.approx([float((J @ update < 0).float().mean())])
     assert outcome.largest_weights == [0.0]
-
-
-def test_a_run_that_falls_behind_is_given_up_after_a_quarter() -> None:
-    rival = [1.0] * 100
-    watch = _training._Watch(rival)
-    for _ in range(25):
-        watch.check(1.2)
-    with pytest.raises(_training._StoppedError, match="given up"):
-        watch.check(1.2)
-    watch = _training._Watch(rival)
-    for loss in [1.9] * 10 + [0.5] * 90:  # a bad beginning is forgiven
-        watch.check(loss)
