@@ -1,5 +1,7 @@
 """Projection onto the dual cone: closed forms, certificates on every family, oracles."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from lightning_jd.linalg import dual_cone_residuals, dual_cone_weights, upgrad_weights
+from lightning_jd.linalg import (
+    cagrad_weights,
+    dual_cone_residuals,
+    dual_cone_weights,
+    min_norm_residuals,
+    min_norm_weights,
+    upgrad_weights,
+)
 from tests.helpers.gramians import FAMILIES, RESIDUAL, gramians
 
 REGS = [0.0, 1e-12, 1e-4, 1.0]
@@ -218,3 +227,39 @@ def test_a_squared_norm_that_underflows_counts_as_no_gradient() -> None:
     weights = dual_cone_weights(J @ J.T, eye(5), reg=0.0)  # in float64 it counts like any other
     certify(J @ J.T, eye(5), weights, 0.0)
     assert weights[0, 3] > 1e18
+
+
+# --- Gramians that real training met: the hardest of several thousand steps, kept as they were
+
+
+with np.load(Path(__file__).parent / "data" / "gramians_of_training.npz") as archive:
+    GRAMIANS = {name: torch.from_numpy(archive[name]) for name in archive.files}
+
+
+@pytest.fixture(params=GRAMIANS.values(), ids=GRAMIANS)
+def gramian(request: pytest.FixtureRequest) -> Tensor:
+    G: Tensor = request.param
+    return G
+
+
+@pytest.mark.parametrize("reg", [0.0, 1e-8, 1e-4])
+@pytest.mark.parametrize("solver", ["auto", "batched"])
+def test_the_dual_cone(gramian: Tensor, reg: float, solver: str) -> None:
+    targets = torch.eye(len(gramian))
+    weights = dual_cone_weights(gramian, targets, reg=reg, solver=solver)
+    assert weights.isfinite().all()
+    assert upgrad_weights(gramian, reg=reg, solver=solver).isfinite().all()
+    residuals = dual_cone_residuals(gramian, targets, weights, reg=reg)
+    assert max(float(r.max()) for r in residuals[:3]) <= RESIDUAL[torch.float32]
+
+
+def test_the_least_norm(gramian: Tensor) -> None:
+    residuals = min_norm_residuals(gramian, min_norm_weights(gramian))
+    assert max(map(float, residuals)) <= RESIDUAL[torch.float32]
+
+
+@pytest.mark.parametrize("c", [0.4, 1.0])
+def test_cagrad(gramian: Tensor, c: float) -> None:
+    weights = cagrad_weights(gramian, c)
+    assert weights.isfinite().all()
+    assert weights.min() >= 0

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from lightning_jd.aggregators import MGDA, NashMTL, _fairness
+from lightning_jd.aggregators import MGDA, FairGrad, NashMTL, _fairness
+from lightning_jd.errors import ArgumentError
 from tests.helpers.gramians import FAMILIES
 from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians, normal
 
@@ -51,3 +52,19 @@ def test_too_many_steps_are_no_silent_zero(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(_fairness, "_MAX_STEPS", 1)
     with pytest.warns(RuntimeWarning, match="converge in 1 Newton steps: the update .* is zero"):
         assert not NashMTL().weights(FAMILIES["conflicting"](6, 0)).any()
+
+
+# --- FairGrad with a small alpha: an answer that satisfies its equation, or a clear error
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.1, 0.05])
+def test_the_equation_holds(alpha: float) -> None:
+    J = torch.tensor([[1.0, 0.0], [-0.9, 0.1]], dtype=torch.float64)
+    w = FairGrad(alpha).weights(J @ J.T)
+    assert_close(J @ J.T @ w, w ** (-1 / alpha), rtol=1e-6, atol=0)
+
+
+def test_too_small_is_an_error_with_a_remedy() -> None:
+    J = torch.randn(20, 10, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ArgumentError, match=r"`alpha` must be large enough.*Choose a larger alpha"):
+        FairGrad(0.01).weights(J @ J.T)
