@@ -87,14 +87,6 @@ def test_models_compiled_without_code_generation(name: str) -> None:
     check_compiled(build(), torch.randn(shape), "aot_eager")
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, about its own code
-def test_a_model_compiled_by_inductor() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.LayerNorm(6), nn.Linear(6, 3))
-    check_compiled(model, torch.randn(5, 4), "inductor")
-
-
 def reentrant(model: nn.Module, x: Tensor) -> Tensor:
     return checkpoint(model, x.requires_grad_(True), use_reentrant=True)
 
