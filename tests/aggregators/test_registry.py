@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from examples.lab.arguments import spec
 from lightning_jd import backward
 from lightning_jd.aggregators import (
     ConFIG,
@@ -22,7 +23,6 @@ from lightning_jd.aggregators import (
     resolve,
 )
 from lightning_jd.errors import ArgumentError, ShapeError, UnknownNameError
-from tests.helpers.examples import spec
 
 NAMES = [
     *("alignedmtl", "cagrad", "constant", "dualproj", "graddrop", "imtlg", "krum", "mean"),

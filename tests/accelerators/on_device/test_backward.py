@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import lightning_jd
+from examples.lab.arguments import spec
 from lightning_jd import optim
 from lightning_jd.aggregators import Balancer, GramianAggregator, available, resolve
 from lightning_jd.errors import NonFiniteError
-from tests.helpers.examples import spec
 from tests.pretended import DEVICE, host, synchronisations
 
 STEPS = 3

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from torch.utils._pytree import tree_map
 from torchmetrics import Metric
 
+from examples.lab.arguments import spec
 from lightning_jd import JacobianDescent, JDReport
 from lightning_jd.aggregators import available, resolve
 from lightning_jd.engines import Objectives, Tape
@@ -20,7 +21,6 @@ from tests.accelerators.on_device.test_backward import FORMS, assert_same
 from tests.accelerators.on_device.test_fit import fitted
 from tests.engines.oracle import assert_gradients, assert_gramian, jacobian_blocks
 from tests.engines.zoo import CASES, FEW
-from tests.helpers.examples import spec
 from tests.helpers.gramians import FAMILIES
 from tests.helpers.lightning import Regression
 from tests.metrics.test_metrics import each_metric, step
