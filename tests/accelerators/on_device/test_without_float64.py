@@ -53,7 +53,8 @@ def test_the_device_refuses_float64_in_every_way() -> None:
     assert x.cpu().double().dtype == torch.float64
 
 
-@pytest.mark.parametrize("name", FEW)
+#: A cell of an LSTM is a fused kernel there, which a CPU does not have.
+@pytest.mark.parametrize("name", [name for name in FEW if name != "lstm"])
 def test_the_tape_on(name: str) -> None:
     """The Gramian and the gradients of the CPU, in both memory modes."""
     for memory in ("fast", "low"):
