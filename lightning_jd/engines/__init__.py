@@ -9,7 +9,7 @@ tensor([[1., 1.],
 
 from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._gramian import gramian
-from lightning_jd.engines._hooks import hooks_registered, hooks_silenced, listens
+from lightning_jd.engines._hooks import hooks_registered, hooks_silenced, listens, own_hooks
 from lightning_jd.engines._jacobian import jacobian, jacobian_with_reasons
 from lightning_jd.engines._objectives import Losses, Objectives
 from lightning_jd.engines._parameters import (
@@ -73,6 +73,7 @@ __all__ = [
     "listens",
     "mark_as_freed",
     "named_parameters_of",
+    "own_hooks",
     "register_rule",
     "rows",
     "select",

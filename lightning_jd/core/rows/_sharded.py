@@ -33,8 +33,15 @@ from lightning_jd.core.rows._pieces import (
     local,
     unsupported_by_pieces,
 )
-from lightning_jd.engines import NamedParameters, Objectives, Select, Tape, column_count, select
-from lightning_jd.engines.tape import CHECK_EVERY
+from lightning_jd.engines import (
+    NamedParameters,
+    Objectives,
+    Select,
+    Tape,
+    TapeOptions,
+    column_count,
+    select,
+)
 from lightning_jd.errors import ArgumentError
 
 
@@ -60,7 +67,7 @@ class ShardedRows(Rows):
         *,
         select: Select = "all",
         keeps: bool = True,
-        check_every: int = CHECK_EVERY,
+        check_every: int = TapeOptions.check_every,
     ) -> None:
         pool = Pool(local(named[0][1]).device)
         super().__init__(named, pool=pool, select=select, can_skip=False)

@@ -1,4 +1,4 @@
-"""The values of the terms of a sum, as far as what their operations have kept tells them."""
+"""The values of the terms of a sum, as far as their operations have kept enough."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
 
 
 def holds_functions(graph: Graph) -> bool:
-    """Whether somebody's own function, whose backward need not be linear, is in a graph."""
+    """Whether a user's function, whose backward need not be linear, is in a graph."""
     return any(
         (isinstance(node, BackwardCFunction) or "CppNode" in node.name())
         and not node.name().startswith("CompiledFunction")

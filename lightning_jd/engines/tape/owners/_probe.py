@@ -170,7 +170,7 @@ class _Code:
             self.exponents.append(exponents + (exponents >= 0))
 
     def owners(self, plain: Tensor | None, *coded: Tensor | None) -> Owners | None:
-        """Whoever owns the slices of a tensor, along the first axis that tells them apart.
+        """The owners of the slices of a tensor, along the first axis that separates them.
 
         Args:
             plain: Its gradient in the pass with ones; ``None`` if there is none.

@@ -78,7 +78,7 @@ def _hook(consume: Callable[[Cotangents], None]) -> Callable[[Cotangents], None]
 
 
 def read_ahead(wanted: Iterable[tuple[int, Node, Sequence[str]]]) -> dict[int, dict[str, Any]]:
-    """Read saved tensors that are recomputed or loaded when they are looked at.
+    """Read saved tensors that are recomputed or loaded when they are read.
 
     Non-reentrant checkpointing gives a saved tensor out once per backward pass. Reading it next to
     the pass that consumes it would break that pass, so it is read in a pass of its own, all of it

@@ -13,7 +13,7 @@ _SHARE = 0.3
 
 
 def can_free(graph: Graph, plan: Plan) -> bool:
-    """Whether the pass for the Gramian leaves nothing to do for which the graph is needed."""
+    """Whether the graph can be freed during the Gramian pass."""
     if plan.computed or plan.by_rows:
         return False  # computations on parameters, and rows, are differentiated after the pass
     for position, use in enumerate(plan.uses):

@@ -50,7 +50,7 @@ class _Reads:
 
 
 class _Hidden:
-    """Stands for a node while a step is traced: what is read from it could not be checked."""
+    """Stands for a node while a step is traced: later steps could not check what it reads."""
 
     def __getattr__(self, name: str) -> Any:
         raise UntraceableError("a rule that looks at the node itself")

@@ -102,9 +102,11 @@ def test_the_page_by_hand(comparison: Comparison) -> None:
 def test_conclusions_are_drawn_beyond_the_noise(comparison: Comparison) -> None:
     single, plain = conclusions(comparison)
     assert "single-task training (0.00 %)" in single
-    assert "better: UPGrad; worse: Equal (plain); not told apart: none" in single
+    assert "better: UPGrad; worse: Equal (plain); not significantly different: none" in single
     assert "the tuned plain sum (5.00 %)" in plain
-    assert "better: UPGrad; worse: none; not told apart: none" in plain  # MGDA has one seed only
+    assert (
+        "better: UPGrad; worse: none; not significantly different: none" in plain
+    )  # MGDA has one seed only
 
 
 def test_metrics_and_scores() -> None:
