@@ -18,7 +18,7 @@ from lightning_jd.engines import Objectives, Tape
 from lightning_jd.errors import ArgumentError
 from lightning_jd.linalg import dual_cone_residuals, min_norm_residuals, upgrad_solution
 from tests.accelerators.on_device.test_backward import FORMS, assert_same
-from tests.accelerators.on_device.test_fit import assert_same, fitted
+from tests.accelerators.on_device.test_fit import fitted
 from tests.engines.oracle import assert_gradients, assert_gramian, jacobian_blocks
 from tests.engines.zoo import CASES, FEW
 from tests.helpers.gramians import FAMILIES
