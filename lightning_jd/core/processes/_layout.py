@@ -61,6 +61,11 @@ def _all_rows(m: int) -> OwnRows:
     return OwnRows(tuple(range(m)), (1.0,) * m)
 
 
+def listed_names(m: int, columns: int) -> tuple[str, ...]:
+    """The names of m listed rows, ``"instance/task"`` if the number of tasks is known (not 0)."""
+    return tuple(f"{i // columns}/{i % columns}" if columns else str(i) for i in range(m))
+
+
 @dataclass(frozen=True)
 class Layout:
     r"""The matrices :math:`S_r` in :math:`J = \sum_r S_r J_r`, over the processes r.
