@@ -10,13 +10,8 @@ from torch.autograd.graph import GradientEdge
 from torch.testing import assert_close
 
 import lightning_jd
-<<<<<<< HEAD
-from lightning_jd.aggregators import MGDA, FromFeatures, Step, UPGrad, WeightsEvery
-from lightning_jd.core.rows._feature_edges import cut_of
-=======
 from lightning_jd.aggregators import MGDA, FromFeatures, Step, UPGrad
-from lightning_jd.core.rows._cut import cut_of
->>>>>>> 9a5065e034d89f0c724b9d6e30bd52b23eb7b8b7
+from lightning_jd.core.rows._feature_edges import cut_of
 from lightning_jd.core.rows._features import features_gramian
 from lightning_jd.engines import Objectives
 from lightning_jd.errors import ArgumentError, GraphError

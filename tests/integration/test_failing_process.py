@@ -231,15 +231,3 @@ def test_every_bit_counts(dtype: torch.dtype) -> None:
 def test_the_number_of_steps_is_checked(every: Any) -> None:
     with pytest.raises(ArgumentError, match="`check_replicas` must be a number of steps, or 0"):
         JacobianDescent(check_replicas=every)
-<<<<<<< HEAD
-
-
-def test_alone_there_is_nobody_to_tell() -> None:
-    error = ValueError("Connection closed by peer")
-    _roll_call.report_failure(error, torch.device("cpu"))
-    _roll_call.check_peers(torch.device("cpu"))
-    check_replicas([("a", torch.ones(1))])
-    assert str(error) == "Connection closed by peer"
-    assert timedelta(seconds=SOON) < _roll_call.PATIENCE  # or the tests above prove less
-=======
->>>>>>> 9a5065e034d89f0c724b9d6e30bd52b23eb7b8b7

@@ -243,7 +243,6 @@ def test_wrong_folders_are_named(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
-<<<<<<< HEAD
 def test_two_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     """Loggers call each first run ``version_0``."""
     for method in ("mean", "upgrad"):
@@ -255,10 +254,10 @@ def test_two_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     text = (tmp_path / "mean" / "version_0" / "jd_report.html").read_text(encoding="utf-8")
     for name in ("mean/version_0", "upgrad/version_0"):
         assert f'<h2 class="name">{name}</h2>' in text
-=======
+
+
 def test_a_run_of_0_2_is_read(tmp_path: Path) -> None:
     content = full_run().to_dict()
     del content["method"], content["about"]
     (tmp_path / "jd_run.json").write_text(json.dumps(content))
     assert read_run(tmp_path) == full_run()
->>>>>>> 9a5065e034d89f0c724b9d6e30bd52b23eb7b8b7

@@ -44,11 +44,6 @@ def kind_of(objectives: Objectives) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return (objectives.kind,), ()
 
 
-def listed_names(m: int, columns: int) -> tuple[str, ...]:
-    """The names of rows that stand for themselves: instance and task, if there are columns."""
-    return tuple(f"{i // columns}/{i % columns}" if columns else str(i) for i in range(m))
-
-
 class OwnRows(NamedTuple):
     """The rows of one process: where each of them goes, and the factor that it goes there with."""
 
