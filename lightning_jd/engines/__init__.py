@@ -9,7 +9,7 @@ tensor([[1., 1.],
 
 from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._gramian import gramian
-from lightning_jd.engines._hooks import hooks_registered, hooks_silenced, listens
+from lightning_jd.engines._hooks import hooks_registered, hooks_silenced, listens, own_hooks
 from lightning_jd.engines._jacobian import jacobian, jacobian_with_reasons
 from lightning_jd.engines._objectives import Losses, Objectives
 from lightning_jd.engines._parameters import (
@@ -37,6 +37,7 @@ from lightning_jd.engines.tape import (
     Explanation,
     Slow,
     Tape,
+    TapeOptions,
     explain,
     register_rule,
     slow_parameters,
@@ -54,6 +55,7 @@ __all__ = [
     "Split",
     "SplitSpec",
     "Tape",
+    "TapeOptions",
     "check_not_freed",
     "check_select",
     "column_count",
@@ -71,6 +73,7 @@ __all__ = [
     "listens",
     "mark_as_freed",
     "named_parameters_of",
+    "own_hooks",
     "register_rule",
     "rows",
     "select",

@@ -65,7 +65,7 @@ def _check_separate(
     below: Mapping[Node, Children],
     masks: Mapping[Node, int],
 ) -> None:
-    """Raise if tasks leave one function by different outputs: what is below them is not known."""
+    """Raise if tasks leave one function by different outputs: the tasks below it are unknown."""
     entries: dict[Node, dict[int, int]] = {node: {} for node in customs}  # tasks by output
     given = [(*root, 1 << task) for task, root in enumerate(roots) if root is not None]
     passed = [(*edge, masks[node]) for node, children in below.items() for edge in children]
@@ -109,7 +109,7 @@ def holds_compiled(objectives: Objectives) -> bool:
 
 
 def holds_hooks(objectives: Objectives) -> bool:
-    """Whether somebody may have registered a hook in the graph of the losses."""
+    """Whether there may be a hook of a user in the graph of the losses."""
     return hook_history.count(nodes_below(objectives)) > 0
 
 
@@ -171,12 +171,7 @@ _FREED = "lightning_jd: freed"
 
 
 def parents_first(roots: list[Node], within: Collection[Node] | None = None) -> list[Node]:
-    """All nodes below the roots, each after everything that depends on it.
-
-    Args:
-        roots: Where to start; included in the result.
-        within: Go through these only.
-    """
+    """All nodes below the roots, each after everything that depends on it."""
     return list(_children(roots, within))
 
 

@@ -21,7 +21,7 @@ from torch.nn.parallel.distributed import _find_tensors
 
 from lightning_jd.core.processes._delivery import Delivery
 from lightning_jd.core.processes._pool import Pool
-from lightning_jd.engines import NamedParameters, Objectives
+from lightning_jd.engines import NamedParameters, Objectives, own_hooks
 from lightning_jd.errors import SetupError
 
 _NOTE = "lightning_jd.forward"
@@ -74,7 +74,8 @@ def _on_registration(parent: nn.Module, name: str, _: nn.Module | None) -> None:
 
 def watch() -> None:
     """Have every DistributedDataParallel, present or future, leave notes."""
-    register_module_module_registration_hook(_on_registration)
+    with own_hooks():
+        register_module_module_registration_hook(_on_registration)
     if dist.is_available() and dist.is_initialized():
         for each in gc.get_objects():
             if isinstance(each, DistributedDataParallel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -15,13 +15,14 @@ from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._cut_up import gradient_cut_up, rows_cut_up
 from lightning_jd.core.rows._pieces import cuts_of, is_cut_in_front, whole_of
 from lightning_jd.engines import NamedParameters, Objectives, Tape, leaves_reached
-from lightning_jd.engines.tape import Contribution, foresee
+from lightning_jd.engines.tape import (
+    Certificates,
+    Contribution,
+    Rounding,
+    one_pass_of,
+    random_vector,
+)
 from lightning_jd.errors import GraphError
-
-#: Micro-batches between two certificates of the same kind of graph.
-CHECK_EVERY = 1000
-#: Micro-batches since the last certificate of a kind of graph; negative where one has failed.
-_standing: dict[Hashable, int] = {}
 
 
 class Gathered:
@@ -73,14 +74,14 @@ class Gathered:
         cuts = {k: self._cuts[k] for k, (name, _) in enumerate(self._named) if name in names}
         return gradient_cut_up(self._parts, own, cuts, self._pool, self.like)
 
-    def agrees(self, v: Tensor, expected: Tensor, tolerance: float, *, by_rows: bool) -> bool:
-        """Whether a combination of the rows, and the Gramian, are what an ordinary pass says.
+    def agrees(self, v: Tensor, expected: Tensor, dtype: torch.dtype, *, by_rows: bool) -> bool:
+        """Whether a combination of the rows, and the Gramian, are those of an ordinary pass.
 
         Args:
-            v: The weights of the combination, positive.
+            v: The weights of the combination.
             expected: This process's columns of ``v @ J``.
-            tolerance: What may be lost, as a share of the norms of the rows.
-            by_rows: Whether :meth:`rows` will be asked for, and not :meth:`gramian` and
+            dtype: The least precise type that takes part.
+            by_rows: Whether :meth:`rows` will be called, and not :meth:`gramian` and
                 :meth:`combined`.
 
         Returns:
@@ -89,43 +90,46 @@ class Gathered:
         everything = {name for name, _ in self._named}
         found = v @ self.rows() if by_rows else self.combined(v, everything)
         sizes = [each[self._pool.rank] for each in self._cuts]
-        squares = [part.square().sum() for part in (found - expected).split(sizes)]
-        sums = self._pool.sum(torch.stack([*squares, expected.square().sum()]), "agreement")
-        *errors, length = sums.sqrt()
-        norms = self._norms(v)
-        slack = 1e-3 * norms.sum()  # the gradient of a parameter may be zero by luck
-        agrees = bool((torch.stack(errors) <= tolerance * (norms + slack)).all())
+        columns = torch.stack([found - expected, expected]).square().split(sizes, dim=1)
+        squares = torch.stack([part.sum(dim=1) for part in columns], dim=1)
+        known = torch.cat([squares, self._squares(v)[None]])
+        off, lengths, norms = self._pool.sum(known, "agreement").sqrt()
+        total = float(norms.norm())
+        rounding = Rounding(dtype, v, total)
+        faults = map(rounding.fault, norms.tolist(), lengths.tolist(), off.tolist())
+        if any(fault is not None for fault in faults):
+            return False
         if by_rows:
-            return agrees
-        quadratic = (v @ self.gramian(everything) @ v).clamp(min=0).sqrt()
-        return agrees and bool((quadratic - length).abs() <= tolerance * norms.sum())
+            return True
+        squared = float(v @ self.gramian(everything) @ v)
+        return rounding.fault(total, float(lengths.norm()), 0.0, squared) is None
 
-    def _norms(self, v: Tensor) -> Tensor:
-        """By parameter, what the norms of weighted rows add up to, on all processes."""
-        own = self.layout.own_weights(v, self._pool.rank)
+    def _squares(self, v: Tensor) -> Tensor:
+        """By parameter, what the squared norms of this process's weighted rows add up to."""
+        own = self.layout.own_weights(v, self._pool.rank).square()
         found = self.like.new_zeros(len(self._named))
         for part in self._parts:
-            norms = part.gramian().diagonal().clamp(min=0).sqrt().to(self.like)
+            squares = part.gramian().diagonal().clamp(min=0).to(self.like)
             for placement in part.placements:
-                found[placement.parameter] += own @ norms
-        return self._pool.sum(found, "agreement")
+                found[placement.parameter] += own @ squares
+        return found
 
 
 @dataclass(frozen=True)
 class Prospect:
-    """Whether one pass is enough for the rows of instances: foreseen, and certified.
+    """Whether one pass is enough for the rows of instances: one_pass_ofn, and certified.
 
     Attributes:
         obstacle: Why one pass is not enough, or nothing.
-        kind: The same for graphs that differ in sizes only.
+        certificates: Those of graphs that differ in sizes only.
         wholes: The whole parameters, as the graph knows them.
-        precision: That of the least precise type of parameters and losses.
+        dtype: The least precise type of parameters and losses.
     """
 
     obstacle: str
-    kind: Hashable = None
+    certificates: Certificates | None = None
     wholes: NamedParameters = field(default_factory=list)
-    precision: float = 0.0
+    dtype: torch.dtype = torch.float64
 
     @classmethod
     def of(cls, objectives: Objectives, named: NamedParameters, scale: float | Tensor) -> Prospect:
@@ -139,32 +143,31 @@ class Prospect:
         try:
             if leaves_reached(objectives) - {id(whole) for _, whole in known}:
                 return cls("the losses depend on a tensor that is no parameter")
-            obstacle, kind = foresee(objectives, known, scale)
+            obstacle, certificates = one_pass_of(objectives, known, scale)
         except GraphError as error:
             return cls(str(error))
-        if _standing.get(kind, 0) < 0:
-            return cls("a certificate has failed")
         types = {objectives.dtype, *(whole.dtype for _, whole in known)}
-        return cls(obstacle, kind, known, max(torch.finfo(dtype).eps for dtype in types))
+        least = max(types, key=lambda dtype: torch.finfo(dtype).eps)
+        return cls(obstacle, certificates, known, least)
 
     def holds(
         self, gathered: Gathered, combined: Callable[[Tensor], Tensor], *, by_rows: bool
     ) -> bool:
         """Whether an ordinary pass agrees with what was noted in one pass; otherwise a warning.
 
-        Rows are compared in a random combination, and their Gramian by the length of that. What is
-        lost by rounding is unknown, so half of the digits must agree.
+        Rows are compared in a random combination, and their Gramian by the length of that.
 
         Args:
             gathered: What was noted.
             combined: This process's columns of a combination of the rows, by an ordinary pass.
             by_rows: See :meth:`Gathered.agrees`.
         """
-        m, like = gathered.layout.m, gathered.like
-        v = (1 + torch.rand(m, generator=torch.Generator().manual_seed(m))).to(like)
-        if gathered.agrees(v, combined(v), self.precision**0.5, by_rows=by_rows):
+        m = gathered.layout.m  # the same vector on all processes
+        v = random_vector(torch.eye(m).to(gathered.like), 1.0, torch.Generator().manual_seed(m))
+        if gathered.agrees(v, combined(v), self.dtype, by_rows=by_rows):
             return True
-        _standing[self.kind] = -(10**9)
+        assert self.certificates is not None
+        self.certificates.row_by_row = frozenset(range(len(self.wholes)))
         warnings.warn(
             "Rows of instances that were computed together differ from those of single passes. "
             "Parameters in pieces take one backward pass per instance from here on.",
@@ -173,11 +176,12 @@ class Prospect:
         )
         return False
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a certificate is."""
-        return _standing.get(self.kind, 0) % CHECK_EVERY == 0
+    def is_due(self, every: int) -> bool:
+        """Whether a certificate is, with so many micro-batches between two."""
+        return self.certificates is not None and self.certificates.is_due("sharded", every)
 
     def count(self, *, certified: bool) -> None:
         """One more micro-batch goes together."""
-        _standing[self.kind] = 1 if certified else 1 + _standing[self.kind]
+        assert self.certificates is not None
+        steps = self.certificates.steps
+        steps["sharded"] = 1 if certified else 1 + steps["sharded"]

@@ -135,7 +135,7 @@ def _region(root: Place, enters: Callable[[Place], bool]) -> set[Node]:
 
 
 def _filled(node: Node, gradients: list[Tensor | None]) -> list[Tensor | None]:
-    """Zeros for the outputs that nobody uses, where an operation has several."""
+    """Zeros for unused outputs of an operation with several."""
     like = next(g for g in gradients if g is not None)
     if len(gradients) == 1:
         return gradients
@@ -143,16 +143,6 @@ def _filled(node: Node, gradients: list[Tensor | None]) -> list[Tensor | None]:
         like.new_zeros(tuple(described.shape)) if g is None else g
         for g, described in zip(gradients, node._input_metadata, strict=True)
     ]
-
-
-def signed(number: int) -> int:
-    """Autograd shows negative numbers as unsigned ones.
-
-    Example:
-        >>> signed(2**64 - 100), signed(3)
-        (-100, 3)
-    """
-    return number - 2**64 if number >= 2**63 else number
 
 
 def saved_by(node: Node) -> Iterator[Tensor]:

@@ -11,18 +11,19 @@ from torch import Tensor
 
 from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._objectives import Objectives
-from lightning_jd.engines.tape._step import Outcome, Step
-from lightning_jd.engines.tape._way import may_loop
+from lightning_jd.engines.tape._step import Outcome, may_loop, run_step
 from lightning_jd.engines.tape.contributions import Contribution
-from lightning_jd.engines.tape.run import Collector, Ledger, Loop, Replay, Request
-from lightning_jd.errors import ArgumentError
+from lightning_jd.engines.tape.run import (
+    Check,
+    Collector,
+    Ledger,
+    Loop,
+    Replay,
+    Request,
+    TapeOptions,
+)
 
 _Result = TypeVar("_Result")
-#: Steps between two certificates of the same kind of graph.
-CHECK_EVERY = 1000
-#: Bytes of gradients that are computed together where others are reduced meanwhile: as many as
-#: DistributedDataParallel waits for before it reduces the first.
-_PART = 1 << 20
 
 
 class Tape:
@@ -50,7 +51,7 @@ class Tape:
             that is possible, as ``Tensor.backward`` does, and gradients can be asked for once.
 
     Raises:
-        ArgumentError: If ``memory`` or ``check`` is none of these.
+        ArgumentError: If an option is none of these.
 
     Example:
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -69,18 +70,13 @@ class Tape:
         *,
         scale: float | Tensor = 1.0,
         memory: Literal["fast", "low"] = "fast",
-        check: Literal["auto", "raise", "always", "off"] = "auto",
-        check_every: int = CHECK_EVERY,
+        check: Check = "auto",
+        check_every: int = TapeOptions.check_every,
         retain_graph: bool = True,
     ) -> None:
-        if memory not in ("fast", "low"):
-            raise ArgumentError(f"`memory` must be 'fast' or 'low', got {memory!r}.")
-        if check not in ("auto", "raise", "always", "off"):
-            raise ArgumentError(
-                f"`check` must be 'auto', 'raise', 'always' or 'off', got {check!r}."
-            )
+        options = TapeOptions(memory, check, check_every)
         self._request = Request(
-            *(objectives, list(named_params)), scale, memory, check, check_every, retain_graph
+            objectives, list(named_params), scale, options, retain_graph=retain_graph
         )
         self._outcome: Outcome | None = None
 
@@ -106,8 +102,8 @@ class Tape:
         return {name: paths.get(k, "unreached") for k, (name, _) in enumerate(self.named)}
 
     @property
-    def is_by_rules(self) -> bool:
-        """Whether it is known that one pass served all parameters."""
+    def is_replayed(self) -> bool:
+        """Whether the step was a program, so that one pass served all parameters."""
         return self._outcome is not None and isinstance(self._outcome.ledger, Replay)
 
     @property
@@ -116,10 +112,10 @@ class Tape:
         return self._outcome is not None and self._outcome.is_hooked
 
     @property
-    def culprits(self) -> dict[str, str]:
+    def lost_at(self) -> dict[str, str]:
         """The operation at which rows could not be followed further, where that happened."""
         plan = None if self._outcome is None else self._outcome.plan
-        found = {} if plan is None else plan.culprits
+        found = {} if plan is None else plan.lost_at
         return {self.named[k][0]: name for k, name in found.items()}
 
     def gramian(self) -> Tensor:
@@ -132,7 +128,7 @@ class Tape:
                 checkpoint, or a certificate fails and ``check`` is ``"raise"``.
         """
         if self._outcome is None or isinstance(self._outcome.ledger, Collector):
-            self._outcome = self._precisely(Step(self._request).run)
+            self._outcome = self._precisely(partial(run_step, self._request))
         return self._outcome.ledger.G
 
     def gradients_beside(self, others: Sequence[Tensor]) -> list[Tensor | None] | None:
@@ -150,12 +146,12 @@ class Tape:
         """
         if self._outcome is not None or not may_loop(self._request):
             return None
-        self._outcome = self._precisely(Step(self._request, beside=others).run)
+        self._outcome = self._precisely(partial(run_step, self._request, beside=others))
         assert isinstance(self._outcome.ledger, Loop)
         return self._outcome.ledger.beside
 
     def contributions(self) -> list[Contribution]:
-        """The terms whose products add up to the Gramian, for those who have more rows elsewhere.
+        """The terms whose products add up to the Gramian, for rows on several processes.
 
         Nothing is multiplied here but where a certificate is due. Contributions to one parameter
         have different entries of it; parameters that no loss reaches have none. They are kept for
@@ -165,7 +161,7 @@ class Tape:
             GraphError: As :meth:`gramian`.
         """
         if self._outcome is None or not isinstance(self._outcome.ledger, Collector):
-            self._outcome = self._precisely(Step(self._request, collects=True).run)
+            self._outcome = self._precisely(partial(run_step, self._request, collects=True))
         assert isinstance(self._outcome.ledger, Collector)
         return list(self._outcome.ledger.contributions)
 
@@ -215,41 +211,11 @@ class Tape:
         if self._outcome is None:
             self.gramian()
         assert self._outcome is not None
-        found = self._gradients(self._outcome.ledger, weights)
-        return [found.get(k) for k in range(len(self._request.named))]
-
-    def gradients_in_turn(
-        self, weights: Tensor
-    ) -> list[tuple[list[int], Callable[[], list[Tensor]]]]:
-        """:meth:`gradients` of :meth:`contributions`, some parameters after others.
-
-        Args:
-            weights: w, shape (m,).
-
-        Returns:
-            Positions of parameters that some loss reaches, and a function that computes their
-            gradients. Each parameter comes once, and each function is called once.
-        """
-        self.contributions()
-        assert self._outcome is not None
-        assert isinstance(self._outcome.ledger, Collector)
-        sizes = [tensor.numel() * tensor.element_size() for tensor in self._request.tensors]
-
-        def compute(part: Collector, positions: list[int]) -> list[Tensor]:
-            found = self._gradients(part, weights)
-            return [found[k] for k in positions]
-
-        parts = self._outcome.ledger.handed_over(sizes, _PART)
-        return [(those, partial(compute, part, those)) for part, those in parts]
-
-    def _gradients(self, ledger: Ledger | Replay | Loop, weights: Tensor) -> dict[int, Tensor]:
-        """The gradients of reached parameters."""
-        assert self._outcome is not None
         plan = self._outcome.plan
-        found = self._precisely(partial(self._shaped, ledger, weights.detach()))
+        found = self._precisely(partial(self._shaped, self._outcome.ledger, weights.detach()))
         for k in () if plan is None else plan.sparse & found.keys():
             found[k] = found[k].to_sparse(1)  # as its optimizer wants it
-        return found
+        return [found.get(k) for k in range(len(self._request.named))]
 
     def _shaped(self, ledger: Ledger | Replay | Loop, weights: Tensor) -> dict[int, Tensor]:
         """The gradients of reached parameters, in their shape and type."""

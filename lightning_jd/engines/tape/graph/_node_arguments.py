@@ -45,7 +45,7 @@ def table_changed() -> None:
 
 
 def table_version() -> int:
-    """A number that changes with every table, so that plans made before can be told apart."""
+    """A number that changes with every table, so that older plans do not fit."""
     return _version
 
 
@@ -183,7 +183,7 @@ def may_be_hooked(node: Node, name: str) -> bool:
 
 
 def any_hooked(node: Node) -> bool:
-    """Whether some saved tensor of a node is recomputed or loaded when it is looked at."""
+    """Whether some saved tensor of a node is recomputed or loaded when it is read."""
     prefix = "_raw_saved_"
     names = [name[len(prefix) :] for name in dir(node) if name.startswith(prefix)]
     return any(is_hooked(node, name) for name in names)

@@ -55,12 +55,7 @@ _UNORDERED = 4.0
 
 
 class Probe:
-    """Experiments that show who owns the slices of some gradients.
-
-    Args:
-        graph: The graph.
-        m: The number of owners.
-    """
+    """Experiments that show who owns the slices of some gradients."""
 
     def __init__(self, graph: Graph, m: int) -> None:
         self._graph, self._m = graph, m
@@ -175,7 +170,7 @@ class _Code:
             self.exponents.append(exponents + (exponents >= 0))
 
     def owners(self, plain: Tensor | None, *coded: Tensor | None) -> Owners | None:
-        """Whoever owns the slices of a tensor, along the first axis that tells them apart.
+        """The owners of the slices of a tensor, along the first axis that separates them.
 
         Args:
             plain: Its gradient in the pass with ones; ``None`` if there is none.

@@ -139,9 +139,9 @@ def test_the_page_by_hand(comparison: Comparison) -> None:
 def test_conclusions_are_drawn_beyond_the_noise(comparison: Comparison) -> None:
     single, plain = conclusions(comparison)
     assert "single-task training (0.00 %)" in single
-    assert "better: UPGrad; worse: Equal (plain); not told apart: none" in single
+    assert "better: UPGrad; worse: Equal (plain); not significantly different: none" in single
     assert "the tuned plain sum (5.00 %)" in plain
-    assert "better: UPGrad; worse: none; not told apart: none" in plain  # MGDA has one seed only
+    assert "better: UPGrad; worse: none; not significantly different: none" in plain  # MGDA has one seed only
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -162,7 +162,7 @@ def test_noise_is_no_conclusion(comparison: Comparison) -> None:
         methods={"equal": [(TRIAL, result(70.0, 2.0)), (TRIAL, result(92.0, 2.0))]},
     )
     (single, _) = conclusions(noisy)
-    assert "not told apart: Equal (plain)" in single
+    assert "not significantly different: Equal (plain)" in single
 
 
 @pytest.mark.parametrize("tasks", [2, 4])

@@ -1,9 +1,8 @@
-"""Adds contributions up to a Gramian, and hands gradients out once the weights are known."""
+"""Adds contributions up to a Gramian, and computes gradients once the weights are known."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from copy import copy
 
 import torch
 from torch import Tensor
@@ -106,12 +105,7 @@ class Ledger:
     def parts_of_gradients(
         self, weights: Tensor, only: Container[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Combined gradients, flat, one at a time; those of a parameter add up.
-
-        Args:
-            weights: w, shape (m,).
-            only: The parameters to give the gradients of; all by default.
-        """
+        """Combined gradients, flat, one at a time; those of a parameter add up."""
         kept = self._kept
         while kept:
             contribution, *kept = kept
@@ -162,33 +156,6 @@ class Collector(Ledger):
     def contributions(self) -> list[Contribution]:
         """All of them; contributions to the same parameter have different entries of it."""
         return self._kept
-
-    def handed_over(
-        self, sizes: Sequence[int], enough: int
-    ) -> Iterator[tuple[Collector, list[int]]]:
-        """Let go of all contributions, to ledgers of which each has all about some parameters.
-
-        Args:
-            sizes: The bytes of each parameter.
-            enough: How many bytes a ledger has at least, but for the last.
-
-        Returns:
-            The ledgers, and the parameters of each.
-        """
-        kept, self._kept = self._kept, []
-        about = [[placement.parameter for placement in part.placements] for part in kept]
-        last = {k: position for position, those in enumerate(about) for k in those}
-        begin, parameters, size, end = 0, list[int](), 0, 0
-        for position, those in enumerate(about):
-            new = [k for k in those if k not in parameters]
-            parameters += new
-            size += sum(sizes[k] for k in new)
-            end = max(end, *[last[k] for k in those])  # before it, some parameter is not complete
-            if (position >= end and size >= enough) or position == len(kept) - 1:
-                part = copy(self)
-                part._kept = kept[begin : position + 1]
-                yield part, parameters
-                begin, parameters, size = position + 1, [], 0
 
     def hold(self, contribution: Contribution, others: Sequence[Contribution]) -> None:
         """Keep others in the place of a contribution: rows that have been formed of it."""
