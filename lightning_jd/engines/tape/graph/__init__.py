@@ -1,7 +1,7 @@
 """The autograd graph below the losses, as data."""
 
 from lightning_jd.engines._reach import LEAF
-from lightning_jd.engines.tape.graph._constants import Constant, is_constant
+from lightning_jd.engines.tape.graph._constants import Constant, Ids, Shape, is_constant
 from lightning_jd.engines.tape.graph._differentiate import gradients_of, local_vjp, run_engine
 from lightning_jd.engines.tape.graph._node_arguments import (
     READERS,
@@ -16,7 +16,6 @@ from lightning_jd.engines.tape.graph._node_arguments import (
     table_changed,
     table_version,
 )
-from lightning_jd.engines.tape.graph._order import lowest, parents_first, reaching_of
 from lightning_jd.engines.tape.graph._placement import RESHAPES, VIEWS, Placement, overlap, place
 from lightning_jd.engines.tape.graph._records import (
     FOREIGN,
@@ -25,10 +24,12 @@ from lightning_jd.engines.tape.graph._records import (
     Graph,
     Record,
     holds_functions,
+    lowest,
+    parents_first,
+    reaching_of,
     records_of,
     walk,
 )
-from lightning_jd.engines.tape.graph._types import Ids, Shape
 
 __all__ = [
     "FOREIGN",

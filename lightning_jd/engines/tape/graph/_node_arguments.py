@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.autograd.graph import Node
 
-from lightning_jd.engines.tape.graph._types import Ids
+from lightning_jd.engines.tape.graph._constants import Ids
 
 _WRAP = 2**63
 

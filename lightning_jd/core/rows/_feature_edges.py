@@ -32,13 +32,7 @@ _VIEWS = {
 
 @dataclass(frozen=True)
 class Cut:
-    """Places in the graph of the losses.
-
-    Attributes:
-        places: Where gradients are taken.
-        entries: For each task how it, and no other one, comes to a place; ``None`` if that is not
-            known.
-    """
+    """Where gradients are taken, and the entries of each task alone to these places, if known."""
 
     places: list[Place]
     entries: list[list[Entry]] | None = None
@@ -51,12 +45,9 @@ def cut_of(objectives: Objectives, features: str | Tensor | None, named: NamedPa
         objectives: The losses.
         features: An activation; the name of a module, or a pattern of names, whose output gives
             the features (its last operations with a parameter, and those without one that follow,
-            up to where the result is used twice or meets something else); or ``None`` to find out
-            where tasks part.
+            up to where the result is used twice or meets something else); or ``None`` for the
+            places where tasks part.
         named: The parameters, which modules are known by.
-
-    Raises:
-        GraphError: If there are no features.
     """
     if isinstance(features, Tensor):
         if features.grad_fn is None:
@@ -82,9 +73,7 @@ def _roots(objectives: Objectives) -> list[Place]:
         )
     try:
         roots = task_roots(objectives)
-    except (
-        ArgumentError
-    ):  # one tensor of losses, computed together: they part in its last operation
+    except ArgumentError:  # one tensor, computed together: tasks part in its last operation
         assert isinstance(objectives.losses, Tensor)
         edge = get_gradient_edge(objectives.losses)
         return [(edge.node, edge.output_nr)]

@@ -17,11 +17,7 @@ _wholes: Any = WeakIdKeyDictionary()
 
 
 def show_pieces(module: nn.Module) -> None:
-    """Have ``module.parameters()`` give pieces again, where a forward pass has left whole tensors.
-
-    A backward pass gathers them anew, as it does for modules that are resharded after the forward
-    pass anyway.
-    """
+    """Reshard what a forward pass has left whole; a backward pass gathers it anew."""
     for each in module.modules():
         if any(cls.__name__ == "FSDPModule" for cls in type(each).__mro__):
             each.reshard()  # type: ignore[operator]  # a method that `fully_shard` has added
@@ -29,10 +25,10 @@ def show_pieces(module: nn.Module) -> None:
 
 
 def _note_wholes(module: Any) -> None:
-    """Remember the whole parameters of a part that is gathered by itself.
+    """Store the whole parameters of a part that is gathered by itself.
 
-    Torch shows them only while they are gathered, which takes all processes. So they are looked up
-    where it keeps them; if that is somewhere else one day, they are not known.
+    The public interface shows them only while they are gathered. If torch moves the private fields
+    that are read here, the whole parameters are unknown, and rows take one pass each.
     """
     groups = getattr(module._get_fsdp_state(), "_fsdp_param_groups", ())
     for held in [held for group in groups for held in group.fsdp_params]:
@@ -102,13 +98,7 @@ def in_pieces(piece: Tensor, like: Tensor) -> Tensor:
 
 
 def differentiated(objectives: Objectives, named: NamedParameters, weights: Tensor) -> Tensor:
-    """This process's columns of the mean over processes of ``weights @ rows``, by one pass of all.
-
-    Args:
-        objectives: The losses of this process; their graph is kept.
-        named: The parameters in pieces.
-        weights: One per loss.
-    """
+    """This process's columns of the mean over processes of ``weights @ rows``, by one pass."""
     before = [tensor.grad for _, tensor in named]
     try:
         for _, tensor in named:

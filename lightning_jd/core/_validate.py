@@ -1,4 +1,4 @@
-"""What an aggregator answers is looked at before it becomes an update: it may be anybody's code."""
+"""Checks of the result of an aggregator, which may be anybody's code, before the update."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lightning_jd.aggregators import Aggregator, Balancer, GramianAggregator, Me
 from lightning_jd.errors import AggregatorError, ArgumentError
 from lightning_jd.linalg import gramians_trusted
 
-#: Their answers are finite by construction, and tested; on an accelerator they are believed.
-_OURS = "lightning_jd.aggregators."
+#: Their results are finite by construction, and tested; on an accelerator they are trusted.
+_BUILTIN = "lightning_jd.aggregators."
 
 
 def weights_from(
@@ -24,13 +24,10 @@ def weights_from(
     """The weights of the rows, shape (m,).
 
     Args:
-        method: Who is asked.
+        method: The aggregator or balancer.
         gramian: The Gramian of the rows; ``None`` for a balancer, which reads losses only.
-        step: What else the step tells.
-        device: Where the weights are needed, if not where the method answers.
-
-    Raises:
-        AggregatorError: If they are not m finite numbers.
+        step: The rest of its input.
+        device: The device of the result; by default that of the Gramian.
 
     Example:
         >>> from lightning_jd.aggregators import resolve
@@ -49,21 +46,13 @@ def weights_from(
 
 
 def direction_from(aggregator: Aggregator, jacobian: Tensor, step: Step) -> Tensor:
-    """The direction, shape (n,), of an aggregator that needs the Jacobian (m, n).
-
-    Raises:
-        AggregatorError: If it is not n finite numbers.
-    """
+    """The direction, shape (n,), of an aggregator that needs the Jacobian (m, n)."""
     answer = aggregator.combine(jacobian, step)
     return _checked(aggregator, answer, jacobian.shape[1], "one number per column")
 
 
 def check_values(method: Method, *, known: bool) -> None:
-    """Raise if a method reads the losses, and only their places in the graph are known.
-
-    Raises:
-        ArgumentError: With what to do.
-    """
+    """Raise if a method reads the losses, and only their places in the graph are known."""
     if method.uses_values and not known:
         raise ArgumentError(
             f"{method.label} must know the value of each loss, got the terms of a sum, whose "
@@ -78,7 +67,7 @@ def _checked(aggregator: Method, answer: object, size: int, what: str) -> Tensor
     if answer.shape != (size,):
         raise _error(aggregator, what, f"shape ({size},), got shape {tuple(answer.shape)}.")
     # NaN and infinity survive in a sum, and there may be millions of numbers
-    if _is_believed(aggregator, answer) or isfinite(_sum(answer)):
+    if _is_trusted(aggregator, answer) or isfinite(_sum(answer)):
         return answer
     if bad := (~torch.isfinite(answer)).nonzero().flatten().tolist():
         shown = ", ".join(map(str, bad[:10])) + (", ..." if len(bad) > 10 else "")
@@ -102,11 +91,11 @@ def _sum(numbers: Tensor) -> float:
     return total
 
 
-def _is_believed(aggregator: Method, answer: Tensor) -> bool:
-    """Whether looking at the answer would make the host wait, for nothing."""
-    return answer.device.type != "cpu" and is_ours(aggregator)
+def _is_trusted(aggregator: Method, answer: Tensor) -> bool:
+    """Whether the check would only make the host wait for the device."""
+    return answer.device.type != "cpu" and is_builtin(aggregator)
 
 
-def is_ours(method: Method) -> bool:
-    """Whether a method is one of this package, and asks no code of others."""
-    return type(method).__module__.startswith(_OURS) and not method.is_foreign
+def is_builtin(method: Method) -> bool:
+    """Whether a method is one of this package, and calls no code of others."""
+    return type(method).__module__.startswith(_BUILTIN) and not method.is_foreign
