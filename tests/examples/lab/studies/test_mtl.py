@@ -141,7 +141,9 @@ def test_conclusions_are_drawn_beyond_the_noise(comparison: Comparison) -> None:
     assert "single-task training (0.00 %)" in single
     assert "better: UPGrad; worse: Equal (plain); not significantly different: none" in single
     assert "the tuned plain sum (5.00 %)" in plain
-    assert "better: UPGrad; worse: none; not significantly different: none" in plain  # MGDA has one seed only
+    assert (
+        "better: UPGrad; worse: none; not significantly different: none" in plain
+    )  # MGDA has one seed only
 
 
 @pytest.mark.parametrize("seed", range(20))
