@@ -19,11 +19,12 @@ class GroupReport:
     """Gramian and weights of one group of parameters.
 
     Attributes:
-        gramian: G, shape (m, m); ``None`` if no Jacobian was looked at.
+        gramian: G, shape (m, m); ``None`` if no Jacobian was computed.
         weights: w, shape (m,); ``None`` if the aggregator is not a weighting of the rows.
         parameters: The names of the parameters in the group.
-        products: Inner product of each gradient with the update, shape (m,), and ...
-        squared_length: ... the squared length of the update, where there are no weights to tell.
+        products: The inner product of each gradient with the update, shape (m,), if there are no
+            weights.
+        squared_length: The squared length of the update, if there are no weights.
     """
 
     gramian: Tensor | None

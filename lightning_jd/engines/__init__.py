@@ -9,7 +9,7 @@ tensor([[1., 1.],
 
 from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._gramian import gramian
-from lightning_jd.engines._hooks import hooks_registered, hooks_silenced, listens
+from lightning_jd.engines._hooks import hooks_registered, hooks_silenced, listens, own_hooks
 from lightning_jd.engines._jacobian import jacobian, jacobian_with_reasons
 from lightning_jd.engines._objectives import Losses, Objectives
 from lightning_jd.engines._parameters import (
@@ -31,7 +31,6 @@ from lightning_jd.engines._reach import (
     task_roots,
     tasks_reaching,
 )
-from lightning_jd.engines._rows import rows
 from lightning_jd.engines.split import Split, SplitSpec, split_loss
 from lightning_jd.engines.tape import (
     Explanation,
@@ -73,8 +72,8 @@ __all__ = [
     "listens",
     "mark_as_freed",
     "named_parameters_of",
+    "own_hooks",
     "register_rule",
-    "rows",
     "select",
     "slow_parameters",
     "split_loss",
