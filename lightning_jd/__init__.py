@@ -1,7 +1,8 @@
 """Jacobian descent for PyTorch Lightning: train with a vector of losses instead of a scalar.
 
 For Lightning, pass :class:`JacobianDescent` to the Trainer. For plain PyTorch, use
-:func:`backward`, :class:`Accumulator`, :func:`gramian` and :func:`jacobian`. Aggregators and
+:func:`backward`, :class:`Accumulator`, :func:`gramian`, :func:`jacobian`,
+:func:`gradient_norms` and :func:`project`. Aggregators and
 balancers are here, too. The Lightning classes are imported on first use.
 """
 
@@ -51,7 +52,7 @@ from lightning_jd.aggregators import (
     resolve,
 )
 from lightning_jd.core import Accumulator, backward
-from lightning_jd.engines import explain, gramian, jacobian
+from lightning_jd.engines import explain, gradient_norms, gramian, jacobian, project
 
 if TYPE_CHECKING:
     from lightning_jd import fabric
@@ -110,8 +111,10 @@ __all__ = [
     "backward",
     "explain",
     "fabric",
+    "gradient_norms",
     "gramian",
     "jacobian",
+    "project",
     "register",
     "resolve",
 ]

@@ -7,7 +7,6 @@ in one line. What else is here, surfaces need around a step: the other processes
 from lightning_jd.core._accumulator import Accumulator
 from lightning_jd.core._backward import backward
 from lightning_jd.core._calls import method_of_call
-from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._halves import in_halves
 from lightning_jd.core._losses import objectives_of
 from lightning_jd.core._options import (
@@ -37,6 +36,7 @@ from lightning_jd.core.processes._volume import factors_send_less, sent_by_sum
 from lightning_jd.core.rows import collect
 from lightning_jd.core.rows._base import Rows
 from lightning_jd.core.rows._pieces import is_sharded, show_pieces, unsupported_by_pieces
+from lightning_jd.engines import Groups, split_into_groups
 
 __all__ = [
     "COMPLETE",

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from lightning_jd.aggregators import AggregatorSpec, Method, with_cheaper_weights
 from lightning_jd.core._calls import method_of_call
-from lightning_jd.core._groups import Groups
 from lightning_jd.core._losses import objectives_of
 from lightning_jd.core._options import MemoryOption, Nonfinite, RowsOption, check_options
 from lightning_jd.core._precision import loss_scale
@@ -29,6 +28,7 @@ from lightning_jd.core.rows import collect
 from lightning_jd.core.rows._base import Rows
 from lightning_jd.core.rows._pieces import is_sharded, show_pieces
 from lightning_jd.engines import (
+    Groups,
     Losses,
     NamedParameters,
     Objectives,

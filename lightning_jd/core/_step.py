@@ -25,14 +25,19 @@ from lightning_jd.aggregators import (
     Sum,
 )
 from lightning_jd.core._answers import check_values, direction_from, is_ours, weights_from
-from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._host import ROWS, Gramians, to_host
 from lightning_jd.core._report import GroupReport, Report, total_gramian
 from lightning_jd.core._surrogate import Part
 from lightning_jd.core._update import Update
 from lightning_jd.core.processes._delivery import COMPLETE, Delivery, Gradients
 from lightning_jd.core.rows._base import Rows, nothing_reached, per_parameter
-from lightning_jd.engines import NamedParameters, column_count, hooks_silenced
+from lightning_jd.engines import (
+    Groups,
+    NamedParameters,
+    column_count,
+    hooks_silenced,
+    split_into_groups,
+)
 from lightning_jd.errors import ArgumentError
 
 

@@ -9,8 +9,10 @@ tensor([[1., 1.],
 
 from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._gramian import gramian
+from lightning_jd.engines._groups import Groups, split_into_groups
 from lightning_jd.engines._hooks import hooks_registered, hooks_silenced, listens
 from lightning_jd.engines._jacobian import jacobian, jacobian_with_reasons
+from lightning_jd.engines._norms import gradient_norms
 from lightning_jd.engines._objectives import Losses, Objectives
 from lightning_jd.engines._parameters import (
     NamedParameters,
@@ -21,6 +23,7 @@ from lightning_jd.engines._parameters import (
     named_parameters_of,
     select,
 )
+from lightning_jd.engines._project import project
 from lightning_jd.engines._reach import (
     check_not_freed,
     holds_compiled,
@@ -44,6 +47,7 @@ from lightning_jd.engines.tape import (
 
 __all__ = [
     "Explanation",
+    "Groups",
     "Losses",
     "NamedParameters",
     "Objectives",
@@ -59,6 +63,7 @@ __all__ = [
     "column_count",
     "explain",
     "from_columns",
+    "gradient_norms",
     "gramian",
     "holds_compiled",
     "holds_custom",
@@ -71,10 +76,12 @@ __all__ = [
     "listens",
     "mark_as_freed",
     "named_parameters_of",
+    "project",
     "register_rule",
     "rows",
     "select",
     "slow_parameters",
+    "split_into_groups",
     "split_loss",
     "task_roots",
     "tasks_reaching",

@@ -1,6 +1,8 @@
 """The Gramian tape: the Gramian of any autograd graph without its Jacobian."""
 
+from lightning_jd.engines.tape._cross import cross
 from lightning_jd.engines.tape._explain import Explanation, Slow, explain, slow_parameters
+from lightning_jd.engines.tape._extracts import Parts, Projections, SquaredNorms
 from lightning_jd.engines.tape._foresight import Foresight, foresee
 from lightning_jd.engines.tape._tape import Tape
 from lightning_jd.engines.tape.contributions import (
@@ -33,12 +35,16 @@ __all__ = [
     "NotApplicableError",
     "OuterProduct",
     "Owners",
+    "Parts",
+    "Projections",
     "Rows",
     "Settled",
     "Site",
     "Slow",
+    "SquaredNorms",
     "Tape",
     "UnprovenError",
+    "cross",
     "explain",
     "foresee",
     "reader",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 from lightning_jd.engines.tape._agreement import Said, agree, complain_of_program, said_by
 from lightning_jd.engines.tape._certificate import Mismatch, mismatches, random_vector
 from lightning_jd.engines.tape._complaint import complain
+from lightning_jd.engines.tape._extracts import Extract
 from lightning_jd.engines.tape._way import Way, decide, key_of, may_loop
 from lightning_jd.engines.tape.graph import Graph, holds_functions, types_in
 from lightning_jd.engines.tape.owners import Evidence
@@ -22,6 +25,7 @@ from lightning_jd.engines.tape.run import (
     Recording,
     Replay,
     Request,
+    Visitor,
     loop_over_tasks,
     record,
 )
@@ -51,12 +55,19 @@ class Step:
         request: What is asked for.
         collects: Contributions are collected, and nothing is multiplied.
         beside: Other parameters, whose gradients a loop gives, too.
+        extract: Takes the contributions in place of a ledger that collects them.
     """
 
     def __init__(
-        self, request: Request, *, collects: bool = False, beside: Sequence[Tensor] = ()
+        self,
+        request: Request,
+        *,
+        collects: bool = False,
+        beside: Sequence[Tensor] = (),
+        extract: Extract | None = None,
     ) -> None:
-        self.request, self.collects, self.beside = request, collects, beside
+        self.request, self.beside, self.extract = request, beside, extract
+        self.collects = collects or extract is not None
         self.paths: Mapping[int, str] | None = None
 
     def run(self) -> Outcome:
@@ -78,7 +89,8 @@ class Step:
         request = self.request
         graph, known = known_graph(request.objectives.outputs, request.tensors)
         last: Way | None = known.way
-        key = key_of(request, graph, collects=self.collects)
+        name = "" if self.extract is None else self.extract.name
+        key = key_of(request, graph, collects=self.collects, extract=name)
         if last is not None and last.is_repeated(key) and not last.is_due(request):
             replay = self.replay(last, graph)
             if replay is not None:
@@ -109,7 +121,7 @@ class Step:
             ledger, compiled = record(graph, plan, request)
             way.experience.compiled, way.experience.is_unrecordable = compiled, compiled is None
             return Outcome(ledger, plan)
-        kind = Collector if self.collects else Ledger
+        kind = self.collector() if self.collects else Ledger
         empty = request.empty_ledger(kind, keeps=way.keeps, once=way.frees)
         ledger = self.interpret(graph, known, way, empty, frees=way.frees)
         return Outcome(ledger, plan, self.paths, way.key.is_hooked)
@@ -134,12 +146,26 @@ class Step:
             complain(wrong, [n for n, _ in request.named], raises=request.check == "raise")
             way.standing.demoted |= {p for mismatch in wrong for p in mismatch.parameters}
             return None
-        if wrong is not None:
-            way.standing.passed(way.delivery)
         ledger.shares.clear()
         if self.collects:
-            ledger = self.interpret(graph, known, way, request.empty_ledger(Collector))
+            kind = self.collector(None if wrong is None else ledger.G)
+            ledger = self.interpret(graph, known, way, request.empty_ledger(kind))
+        if self.extract is not None and self.extract.wrong:
+            bad = frozenset(self.extract.wrong)
+            found = [Mismatch((p,), self.extract.name, inf) for p in sorted(bad)]
+            complain(found, [n for n, _ in request.named], raises=request.check == "raise")
+            way.standing.demoted |= bad
+            return None
+        if wrong is not None:
+            way.standing.passed(way.delivery)
         return Outcome(ledger, plan, self.paths, way.key.is_hooked)
+
+    def collector(self, certified: Tensor | None = None) -> Callable[..., Ledger]:
+        """Makes the ledger that takes the contributions, which are compared if G is certified."""
+        if self.extract is None:
+            return Collector
+        self.extract.begin(certified)
+        return partial(Visitor, self.extract.take)
 
     def interpret(
         self,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._objectives import Objectives
+from lightning_jd.engines.tape._extracts import Extract
 from lightning_jd.engines.tape._step import Outcome, Step
 from lightning_jd.engines.tape._way import may_loop
 from lightning_jd.engines.tape.contributions import Contribution
@@ -18,6 +19,7 @@ from lightning_jd.engines.tape.run import Collector, Ledger, Loop, Replay, Reque
 from lightning_jd.errors import ArgumentError
 
 _Result = TypeVar("_Result")
+_Extract = TypeVar("_Extract", bound=Extract)
 #: Steps between two certificates of the same kind of graph.
 CHECK_EVERY = 1000
 #: Bytes of gradients that are computed together where others are reduced meanwhile: as many as
@@ -168,6 +170,22 @@ class Tape:
             self._outcome = self._precisely(Step(self._request, collects=True).run)
         assert isinstance(self._outcome.ledger, Collector)
         return list(self._outcome.ledger.contributions)
+
+    def like(self) -> Tensor:
+        """An empty tensor of the type and on the device of the Gramian."""
+        return torch.empty(0, dtype=self._request.dtype, device=self.objectives.device)
+
+    def extract(self, what: _Extract) -> _Extract:
+        """Compute something else than the Gramian of the contributions, of which none is kept.
+
+        Args:
+            what: Takes them, and holds the result.
+
+        Raises:
+            GraphError: As :meth:`gramian`.
+        """
+        self._precisely(Step(self._request, extract=what).run)
+        return what
 
     def hold(self, contribution: Contribution, others: Sequence[Contribution]) -> None:
         """Compute gradients from other contributions in the place of one of :meth:`contributions`.

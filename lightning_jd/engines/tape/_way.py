@@ -28,6 +28,7 @@ class Key(NamedTuple):
         types: Types, device and scale.
         asked: The arguments of the tape.
         collects: Whether contributions are collected.
+        extract: The name of what is computed of them in place of that.
         is_hooked: Whether foreign hooks may be in the graph.
         model: The parameters.
     """
@@ -35,6 +36,7 @@ class Key(NamedTuple):
     types: Hashable
     asked: Hashable
     collects: bool
+    extract: str
     is_hooked: bool
     model: Hashable
 
@@ -81,11 +83,11 @@ class Way(NamedTuple):
         return self.standing.is_due(self.delivery, request.check_every)
 
 
-def key_of(request: Request, graph: Graph, *, collects: bool) -> Key:
+def key_of(request: Request, graph: Graph, *, collects: bool, extract: str = "") -> Key:
     """What the way of a step depends on beside its graph."""
     asked = request.memory, request.check, request.retain_graph, request.instances is None
     is_hooked = hook_history.count(graph.nodes) > 0
-    return Key(request.key, asked, collects, is_hooked, request.model)
+    return Key(request.key, asked, collects, extract, is_hooked, request.model)
 
 
 def decide(request: Request, graph: Graph, plan: Plan, standing: Standing, key: Key) -> Way:
@@ -106,7 +108,7 @@ def decide(request: Request, graph: Graph, plan: Plan, standing: Standing, key: 
     # What is certified is what runs: that depends on what is kept for the gradients, on the order
     # of the sizes, and on whether there is a program.
     sizes = request.objectives.m.bit_length(), plan.activations.bit_length()
-    delivery = (request.memory, keeps, sizes, has_program)
+    delivery = (request.memory, keeps, sizes, has_program, key.extract)
     known = plan, experience, standing, standing.demoted
     return Way(key, *known, can_replay, has_program, keeps, frees, plain, delivery)
 

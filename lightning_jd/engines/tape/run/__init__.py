@@ -3,7 +3,7 @@
 from lightning_jd.engines.tape.run._compiled import Compiled, Replay
 from lightning_jd.engines.tape.run._experience import Experience, experience_of
 from lightning_jd.engines.tape.run._freeing import can_free, is_light
-from lightning_jd.engines.tape.run._gramian_sum import Collector, Ledger
+from lightning_jd.engines.tape.run._gramian_sum import Collector, Ledger, Visitor
 from lightning_jd.engines.tape.run._loop import ROWS, Loop, loop_over_tasks
 from lightning_jd.engines.tape.run._record import can_compile, record
 from lightning_jd.engines.tape.run._request import Request
@@ -19,6 +19,7 @@ __all__ = [
     "Recording",
     "Replay",
     "Request",
+    "Visitor",
     "can_compile",
     "can_free",
     "experience_of",

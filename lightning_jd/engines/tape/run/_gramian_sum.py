@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from copy import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -194,3 +195,20 @@ class Collector(Ledger):
         """Keep others in the place of a contribution: rows that have been formed of it."""
         position = next(k for k, kept in enumerate(self._kept) if kept is contribution)
         self._kept[position : position + 1] = others
+
+
+class Visitor(Collector):
+    """A ledger that passes each contribution on, and keeps none.
+
+    Args:
+        take: Receives the contributions.
+        options: Arguments of :class:`Ledger`.
+    """
+
+    def __init__(self, take: Callable[[Contribution], object], *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._take = take
+
+    @override
+    def add(self, contribution: Contribution, *, keeps: bool = True) -> None:
+        self._take(contribution)
