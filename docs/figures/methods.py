@@ -1,199 +1,135 @@
-"""Draws the picture on the page of every method, by asking the method itself.
+"""Draws what methods do with two gradients in conflict, by asking the methods.
 
-Run `python docs/figures/methods.py`, or with names of methods to draw only these.
+Run `python docs/figures/methods.py`. All panels of a figure have one scale.
 """
 
 import math
-import sys
-from itertools import pairwise
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import torch
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 from torch import Tensor
 
-from lightning_jd.aggregators import Aggregator, FromFeatures, Step, available, resolve
+from lightning_jd.aggregators import Aggregator, FromFeatures, available, resolve
 
-FOLDER = Path(__file__).parent / "methods"
-GRAY, GREEN, BLUE = "tab:gray", "tab:green", "tab:blue"
-STEPS = 40
-
-#: The two gradients of the paper's picture, and the same with the second one shorter.
+FOLDER = Path(__file__).parent
+GRAY, GREEN, BLUE, RED, ORANGE = "#7f7f7f", "#2ca02c", "#1f77b4", "#d62728", "#ff7f0e"
+#: The two gradients of the paper's picture.
 PAIR = torch.tensor([[-0.75, 0.75], [2.1, 0.25]], dtype=torch.float64)
-PAIRS = {"in conflict": PAIR, "the second a third as long": PAIR * torch.tensor([[1.0], [1 / 3]])}
-#: Five gradients, the last of which comes from a broken process.
-CROWD = torch.tensor(
-    [[0.9, 0.5], [1.1, 0.2], [0.8, 0.8], [1.2, 0.6], [-1.6, -0.7]], dtype=torch.float64
-)
-ARGUMENTS: dict[str, dict[str, object]] = {
-    "constant": {"weights": [0.7, 0.3]},
-    "krum": {"n_byzantine": 1},
-    "trimmedmean": {"trim": 1},
-    "normalized": {"aggregator": "upgrad"},
-    "weightsevery": {"aggregator": "upgrad", "n": 8},
-    "crmogm": {"aggregator": "upgrad"},
-}
-#: Rows turn from step to step, to show what is remembered.
-TURNING = ("crmogm", "weightsevery", "moco", "dbmtl", "mconfig")
+#: Without state, from the plain sum to random draws.
+SHOWN = (
+    "mean sum upgrad dualproj pcgrad gradvac cagrad mgda "
+    "nashmtl fairgrad imtlg config alignedmtl primary graddrop rgw"
+).split()
+DRAWS = {"rgw": 4, "graddrop": 8}
 
 
-def draw(name: str, folder: Path = FOLDER) -> Path:
-    """Draw the picture of one method into a folder."""
-    if name in available("balancers"):
-        figure = over_time(name)
-    elif name == "fromfeatures":
-        figure = at_features()
-    elif name in ("krum", "trimmedmean"):
-        figure = Figure(figsize=(4.6, 3.6), layout="constrained")
-        plane(figure.subplots(), CROWD, updates(name, CROWD, 1), "four agree, one is broken")
-    else:
-        figure = Figure(figsize=(9, 3.3), layout="constrained")
-        for axes, (title, J) in zip(figure.subplots(1, 2), PAIRS.items(), strict=True):
-            plane(axes, J, updates(name, J, STEPS), title)
-    path = folder / f"{name}.png"
-    folder.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=80)
-    return path
-
-
-def updates(name: str, J: Tensor, steps: int) -> list[Tensor]:
-    """What the method answers in each of some steps."""
-    aggregator = resolve({"name": name, **ARGUMENTS.get(name, {})})
+def updates(name: str, J: Tensor) -> list[Tensor]:
+    torch.manual_seed(0)
+    aggregator = resolve(name)
     assert isinstance(aggregator, Aggregator)
-    names = tuple(map(str, range(len(J))))
-    found = []
-    for t in range(steps):
-        rows = turned(J, 0.25 * math.sin(0.4 * t)) if name in TURNING else J
-        values = torch.ones(len(J))
-        values[-1] = 0.9**t if name == "gradnorm" else 1.0  # which goes by how fast losses fall
-        asked = aggregator.turn()
-        if isinstance(asked, Aggregator):
-            found.append(asked.combine(rows, Step(names, values)))
-        else:  # the weights are known already
-            found.append(asked.weigh(Step(names, values)).double() @ rows)
-    return found
+    return [aggregator(J) for _ in range(DRAWS.get(name, 1))]
 
 
-def turned(J: Tensor, angle: float) -> Tensor:
-    """The rows, turned against each other."""
-    c, s = math.cos(angle), math.sin(angle)
-    turn = torch.tensor([[c, s], [-s, c]], dtype=J.dtype)
-    return torch.cat([J[:1] @ turn, J[1:]])
+def methods() -> Figure:
+    """A panel for each method, all at one scale."""
+    figure = Figure(figsize=(9, 8.6), layout="constrained")
+    for axes, name in zip(figure.subplots(4, 4).flat, SHOWN, strict=True):
+        plane(axes, PAIR)
+        for update in updates(name, PAIR):
+            arrow(axes, update, GREEN)
+        title = available()[name].__name__
+        axes.set_title(f"{title}, several draws" if name in DRAWS else title, fontsize=11)
+    return figure
 
 
-def plane(axes: Axes, J: Tensor, found: list[Tensor], title: str) -> None:
-    """Gradients, the updates that harm none of them, the mean, and the updates of a method."""
-    cone(axes, J)
-    for i, row in enumerate(J):
-        arrow(axes, row, BLUE, f"$g_{i + 1}$")
-    arrow(axes, J.mean(dim=0), GRAY, "mean", below=True)
-    different = [found[0]] + [b for a, b in pairwise(found) if (a - b).norm() > 1e-3]
-    shades = colormaps["Greens"](torch.linspace(0.35, 0.9, len(different)).numpy())
-    for update, shade in zip(different, shades, strict=True):
-        is_last = update is different[-1]
-        arrow(
-            axes,
-            update,
-            GREEN if len(different) == 1 else shade,
-            "update" if is_last else "",
-            thin=not is_last,
-        )
-    if len(different) > 1:
-        title += f", {len(found)} steps, light to dark"
-    ends = torch.stack([*J, *found, torch.zeros(2, dtype=J.dtype)])
-    low, high = ends.min(dim=0).values, ends.max(dim=0).values
-    margin = 0.12 * (high - low).max()
-    axes.set_xlim(float(low[0] - margin), float(high[0] + 2 * margin))
-    axes.set_ylim(float(low[1] - margin), float(high[1] + 2 * margin))
-    axes.set_aspect("equal")
-    axes.set_title(title, fontsize="medium")
-    axes.axis("off")
+def upgrad() -> Figure:
+    """UPGrad and the mean, for two lengths of the second gradient."""
+    figure = Figure(figsize=(9, 3.1), layout="constrained")
+    shorter = PAIR * torch.tensor([[1.0], [1 / 3]])
+    titles = {"the second gradient is longer": PAIR, "the same, a third as long": shorter}
+    for axes, (title, J) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        plane(axes, J, names=True)
+        mean, (update,) = J.mean(dim=0), updates("upgrad", J)
+        arrow(axes, mean, GRAY, "mean", (4, -12) if mean[0] > update[0] else (-14, -52))
+        arrow(axes, update, GREEN, "UPGrad", (-14, 5))
+        axes.set_title(title, fontsize=11)
+    return figure
 
 
-def cone(axes: Axes, J: Tensor) -> None:
-    """Shade the directions that have no negative inner product with a row."""
-    angles = torch.linspace(0, 2 * math.pi, 1441, dtype=J.dtype)
-    around = torch.stack([angles.cos(), angles.sin()], dim=1)
-    inside = around[((around @ J.T) >= 0).all(dim=1)]
-    if len(inside) < 2:
-        return
-    # From the middle of the cone, so that it is not cut where angles begin.
-    middle = inside.mean(dim=0)
-    across = torch.stack([-middle[1], middle[0]])
-    inside = inside[(inside @ across).argsort()]
-    corners = [(0.0, 0.0), *(20 * inside[[0, len(inside) // 2, -1]]).tolist()]
-    axes.add_patch(Polygon(corners, color=GREEN, alpha=0.13, linewidth=0))
-
-
-def arrow(
-    axes: Axes, end: Tensor, colour: object, label: str, *, thin: bool = False, below: bool = False
-) -> None:
-    """An arrow from the origin, with its name at its end."""
-    x, y = end.tolist()
-    style = {
-        "arrowstyle": "-|>",
-        "color": colour,
-        "lw": 1 if thin else 2,
-        "shrinkA": 0,
-        "shrinkB": 0,
-    }
-    axes.annotate("", (x, y), (0, 0), arrowprops=style)
-    if label:
-        axes.annotate(
-            label,
-            (x, y),
-            (5, -9 if below else 5),
-            textcoords="offset points",
-            color=colour,
-            weight="bold",
-        )
-
-
-def at_features() -> Figure:
+def fromfeatures() -> Figure:
     """Gradients at the features and at the parameters, which the trunk bends."""
-    figure = Figure(figsize=(9, 3.3), layout="constrained")
+    figure = Figure(figsize=(9, 3.1), layout="constrained")
     trunk = torch.tensor([[1.0, 0.5], [0.0, 0.6]], dtype=torch.float64)
     method = FromFeatures("upgrad")
     weights = method.weights(PAIR @ PAIR.T)
-    J = PAIR @ trunk
-    left, right = figure.subplots(1, 2)
-    plane(left, PAIR, [weights @ PAIR], "at the features, which decide")
-    plane(right, J, [weights @ J], "at the parameters")
-    arrow(right, method.aggregator(J), "tab:red", "exact", thin=True)
+    titles = {"at the features, which decide": PAIR, "at the parameters": PAIR @ trunk}
+    for axes, (title, J) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        plane(axes, J, names=True)
+        arrow(axes, weights @ J, GREEN, "update", (6, 0))
+        axes.set_title(title, fontsize=11)
+    arrow(axes, method.aggregator(J), RED, "exact", (-40, 0))
     return figure
 
 
-def over_time(name: str) -> Figure:
-    """Three losses that fall at different rates, and the weights that a balancer gives them."""
-    figure = Figure(figsize=(9, 3.0), layout="constrained")
+def balancers() -> Figure:
+    """Three losses that fall at different rates, and the weights that balancers give them."""
+    figure = Figure(figsize=(9, 5.6), layout="constrained")
+    panels = list(figure.subplots(2, 5, sharex=True).flat)
     t = torch.arange(400.0)
     losses = torch.stack([2.0 * (-t / 40).exp() + 0.05, (-t / 300).exp(), 0.4 - 0.0004 * t], dim=1)
-    balancer = resolve({"name": name} | ({"lr": 0.02} if name in ("uw", "imtll") else {}))
-    weights = []
-    for step, values in enumerate(losses):
-        weights.append(balancer.weights(values))  # type: ignore[operator]  # it is a balancer
-        if step % 20 == 19:
-            balancer.end_epoch()
-    panels = {"losses": losses, f"weights of {balancer.label}": torch.stack(weights)}
-    for axes, (title, curves) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-        for i, (curve, colour) in enumerate(
-            zip(curves.T, (BLUE, "tab:orange", GREEN), strict=True)
-        ):
-            axes.plot(
-                t, curve, color=colour, label=f"$\\ell_{i + 1}$", lw=1 if name == "rlw" else 2
-            )
-        axes.set(title=title, xlabel="step", ylim=(0, None))
+    curves_of = {"the losses": losses}
+    for name, cls in available("balancers").items():
+        torch.manual_seed(0)
+        balancer = resolve({"name": name} | ({"lr": 0.02} if name in ("uw", "imtll") else {}))
+        weights = []
+        for step, values in enumerate(losses):
+            weights.append(balancer.weights(values))  # type: ignore[operator]  # it is a balancer
+            if step % 20 == 19:
+                balancer.end_epoch()
+        relative = torch.stack(weights)
+        curves_of[cls.__name__] = relative / relative.sum(dim=1, keepdim=True)
+    for axes, (title, curves) in zip(panels, curves_of.items(), strict=True):
+        for i, (curve, colour) in enumerate(zip(curves.T, (BLUE, ORANGE, GREEN), strict=True)):
+            is_noisy = title == "RLW"
+            axes.plot(t, curve, color=colour, label=f"task {i + 1}", lw=0.4 if is_noisy else 2)
+        axes.set_title(title, fontsize=11)
+        axes.set_ylim(0, 2.1 if title == "the losses" else 1)
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].legend(frameon=False, fontsize=9)
+    for axes in panels[5:]:
+        axes.set_xlabel("step")
     return figure
+
+
+def plane(axes: Axes, J: Tensor, names: bool = False) -> None:
+    """Two gradients, and the updates that harm neither (shaded)."""
+    rays = torch.stack([torch.stack([J[0, 1], -J[0, 0]]), torch.stack([-J[1, 1], J[1, 0]])])
+    rays = 20 * rays / rays.norm(dim=1, keepdim=True)
+    corners = torch.stack([rays[0], rays.sum(dim=0), rays[1]])  # the sum: no chord cuts the view
+    axes.add_patch(Polygon([(0, 0), *corners.tolist()], color=GREEN, alpha=0.13, linewidth=0))
+    for i, row in enumerate(J):
+        arrow(axes, row, BLUE, f"$g_{i + 1}$" if names else "", (4, 4))
+    axes.set(xlim=(-1.0, 2.5), ylim=(-0.3, 2.15), aspect="equal")
+    axes.axis("off")
+
+
+def arrow(
+    axes: Axes, end: Tensor, colour: str, label: str = "", offset: tuple[int, int] = (0, 0)
+) -> None:
+    """An arrow from the origin, with its name at its end."""
+    at = (float(end[0]), float(end[1]))
+    style = {"arrowstyle": "-|>", "color": colour, "lw": 2, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", at, (0, 0), arrowprops=style)
+    assert all(map(math.isfinite, at))
+    axes.annotate(label, at, offset, textcoords="offset points", color=colour, weight="bold")
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[1:] or list(available()):
-        print(draw(chosen))
+    for draw in (methods, upgrad, fromfeatures, balancers):
+        path = FOLDER / f"methods_{draw.__name__}.svg".replace("methods_methods", "methods")
+        draw().savefig(path, transparent=True, metadata={"Date": None})
+        print(path)

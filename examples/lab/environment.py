@@ -2,6 +2,7 @@
 
 import os
 import platform
+from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -13,16 +14,17 @@ _PACKAGES = ("lightning-jd", "torch", "numpy", "lightning", "torchjd", "qpsolver
 
 
 def environment(*packages: str) -> dict[str, str | int]:
-    """Versions, processor and number of threads, to be stored beside every measurement.
+    """Date, versions, processor and number of threads, to be stored beside every measurement.
 
     Args:
         packages: Those whose version matters besides the usual ones.
 
     Example:
         >>> sorted(environment())[:3]
-        ['cores', 'device', 'lightning']
+        ['cores', 'date', 'device']
     """
     found: dict[str, str | int] = {
+        "date": date.today().isoformat(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),

@@ -3,7 +3,10 @@
 ``python -m lightning_jd.aggregators._table`` prints them.
 """
 
+import inspect
+import re
 from collections.abc import Iterable
+from typing import Any
 
 from lightning_jd import aggregators
 from lightning_jd.aggregators import (
@@ -17,6 +20,31 @@ from lightning_jd.aggregators import (
 from lightning_jd.aggregators._memory import Stateful
 from lightning_jd.aggregators._random import OwnGenerator
 
+#: Methods that compute the weights of another method in another way.
+WRAPPERS = ("crmogm", "fromfeatures", "normalized", "weightsevery")
+#: Authors, and what follows the title: "NeurIPS 2021", "arXiv:2308.12029".
+_REFERENCE = re.compile(r"References:\s+(.+?),\s+\*.+?\*,\s+(.*?(?:20\d\d|arXiv:\d+))", re.DOTALL)
+
+
+def methods_table(classes: Iterable[type[Method]]) -> str:
+    """Markdown, one line per method: what it does, and who published it.
+
+    Example:
+        >>> from lightning_jd.aggregators import UW
+        >>> print(methods_table([UW]).splitlines()[-1].partition(" | ")[2])
+        `"uw"` | Uncertainty weighting with learned log-variances $s$ | Kendall, ..., CVPR 2018 |
+    """
+    lines = [["Method", "Name", "What it does", "Paper"], ["---"] * 4]
+    return _markdown(lines + [[*_name(cls), _summary(cls), _paper(cls)] for cls in classes])
+
+
+def names_table() -> str:
+    """Markdown, one line per method: name, year, and what it does, as in the README."""
+    lines = [["Method", "Year", "What it does"], ["---"] * 3]
+    every = _of_the_package(available())
+    lines += [[_name(cls)[1], _paper(cls)[-4:], _summary(cls)] for cls in every]
+    return _markdown(lines)
+
 
 def properties_table(classes: Iterable[type[Aggregator]] | None = None) -> str:
     """Markdown, one line per aggregator: properties, small tasks, what it needs and keeps.
@@ -27,12 +55,12 @@ def properties_table(classes: Iterable[type[Aggregator]] | None = None) -> str:
     Example:
         >>> from lightning_jd.aggregators import UPGrad
         >>> print(properties_table([UPGrad]).splitlines()[-1])
-        | [UPGrad](upgrad.md) | `"upgrad"` | ✓ | ✓ | ✓ | ✓ | yes | Gramian | - |
+        | `"upgrad"` | ✓ | ✓ | ✓ | ✓ | yes | Gramian | - |
     """
-    header = ["Aggregator", "Name", *(prop.value.capitalize() for prop in Property)]
+    header = ["Aggregator", *(prop.value.capitalize() for prop in Property)]
     lines = [
         [*header, "Keeps small tasks", "Needs", "Keeps"],
-        ["---", "---", *(":-:" for _ in Property), ":-:", "---", "---"],
+        ["---", *(":-:" for _ in Property), ":-:", "---", "---"],
         *(_aggregator(cls) for cls in classes or _of_the_package(available("aggregators"))),
     ]
     return _markdown(lines)
@@ -43,21 +71,32 @@ def balancers_table() -> str:
 
     Example:
         >>> print(balancers_table().splitlines()[2])
-        | [DWA](dwa.md) | `"dwa"` | no | by task |
+        | `"dwa"` | no | by task |
     """
-    lines = [["Balancer", "Name", "Keeps small tasks", "Keeps"], ["---", "---", ":-:", "---"]]
+    lines = [["Balancer", "Keeps small tasks", "Keeps"], ["---", ":-:", "---"]]
     found = _of_the_package(available("balancers"))
-    lines += [[*_name(cls), _small_tasks(cls), _keeps(cls)] for cls in found]
+    lines += [[_name(cls)[1], _small_tasks(cls), _keeps(cls)] for cls in found]
     return _markdown(lines)
 
 
-def _of_the_package(classes: dict[str, type]) -> list[type]:
+def tables() -> str:
+    """The tables of methods: aggregators, methods around another one, balancers."""
+    of = _of_the_package
+    groups = [
+        [cls for cls in of(available("aggregators")) if cls.name not in WRAPPERS],
+        [cls for cls in of(available("aggregators")) if cls.name in WRAPPERS],
+        of(available("balancers")),
+    ]
+    return "\n\n".join(map(methods_table, groups))
+
+
+def _of_the_package(classes: dict[str, type[Any]]) -> list[type[Any]]:
     return [cls for cls in classes.values() if cls.__name__ in aggregators.__all__]
 
 
 def _aggregator(cls: type[Aggregator]) -> list[str]:
     marks = ["✓" if prop in cls.properties else "✗" for prop in Property]
-    return [*_name(cls), *marks, _small_tasks(cls), _needs(cls), _keeps(cls)]
+    return [_name(cls)[1], *marks, _small_tasks(cls), _needs(cls), _keeps(cls)]
 
 
 def _small_tasks(cls: type[Method]) -> str:
@@ -65,7 +104,20 @@ def _small_tasks(cls: type[Method]) -> str:
 
 
 def _name(cls: type[Method]) -> list[str]:
-    return [f"[{cls.__name__}]({cls.name}.md)", f'`"{cls.name}"`']
+    return [f"[{cls.__name__}](#lightning_jd.aggregators.{cls.__name__})", f'`"{cls.name}"`']
+
+
+def _summary(cls: type[Method]) -> str:
+    first = (inspect.getdoc(cls) or "").partition("\n")[0]
+    return re.sub(r":math:`(.+?)`", r"$\1$", first).rstrip(".")
+
+
+def _paper(cls: type[Method]) -> str:
+    found = _REFERENCE.search(inspect.getdoc(cls) or "")
+    if found is None:
+        return "-"
+    authors, venue = (" ".join(part.split()) for part in found.groups())
+    return f"{authors}, " + re.sub(r"arXiv:(\d\d)\d+", r"arXiv 20\1", venue)
 
 
 def _needs(cls: type[Method]) -> str:
@@ -91,4 +143,4 @@ def _markdown(lines: list[list[str]]) -> str:
 
 
 if __name__ == "__main__":
-    print(properties_table(), balancers_table(), sep="\n\n")
+    print(tables(), properties_table(), balancers_table(), names_table(), sep="\n\n")

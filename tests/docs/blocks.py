@@ -60,10 +60,11 @@ def all_blocks(language: str) -> Iterator[Block]:
         yield from (block for block in blocks_of(page) if block.language == language)
 
 
-def prints(shown: str, printed: str, tolerance: float = 0.02) -> bool:
+def prints(shown: str, printed: str, tolerance: float = 0.03) -> bool:
     """Whether every line that a page shows is printed, in this order, numbers within a tolerance.
 
-    ``...`` stands for anything. Numbers differ from one processor to another by rounding.
+    ``...`` stands for anything. Numbers differ from one processor to another by rounding, and
+    after a training by an example or two.
     """
     lines = iter(printed.splitlines())
     return all(

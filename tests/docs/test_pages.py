@@ -30,7 +30,7 @@ def test_no_page_publishes_a_number_that_it_calls_out_of_date() -> None:
 
 
 def test_every_example_is_listed() -> None:
-    page = (DOCS / "howto" / "index.md").read_text(encoding="utf-8")
+    page = (DOCS / "guides" / "index.md").read_text(encoding="utf-8")
     assert [
         file.name for file in (ROOT / "examples").glob("[!_]*.*") if file.name not in page
     ] == []

@@ -12,6 +12,7 @@ from lightning_jd import backward, gramian
 from lightning_jd.aggregators import Constant
 from lightning_jd.engines import Objectives, holds_hooks
 from lightning_jd.engines.tape.plan._cache import forget
+from lightning_jd.errors import GraphError
 
 Hook = Callable[[Tensor], Tensor | None]
 
@@ -254,6 +255,46 @@ def test_full_backward_hooks_that_change_gradients_are_honoured() -> None:
         torch.testing.assert_close(
             torch.cat([p.grad.flatten() for p in model.parameters()]), expected
         )
+
+
+@pytest.mark.parametrize("kind", ["scaling", "prehook", "posthook"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("split", ["terms", "instances"])
+def test_a_hook_above_the_parts_of_a_loss_is_honoured_or_refused(
+    split: Literal["terms", "instances"], place: int, kind: str
+) -> None:
+    """A split goes past the operations between the loss and its parts."""
+    model = Wide(5)
+    for hooked in (False, False, True):
+        squares = model(X)
+        if split == "terms":
+            part = squares[:, 1].amax()
+            whole = squares[:, 0].mean() + part
+        else:
+            part = squares.sum(dim=1)
+            whole = part.mean()
+        steps = [part, whole, whole / 2]
+        if hooked:
+            HOOKS[kind](steps[place])
+        steps[-1].backward(retain_graph=True)
+        expected = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        aggregator = "sum" if split == "terms" else "mean"
+        if hooked and not (split == "terms" and place == 0):
+            with pytest.raises(GraphError, match="must have no hook that changes gradients"):
+                backward(steps[-1], model, aggregator, split=split)
+            return
+        backward(steps[-1], model, aggregator, split=split)
+        torch.testing.assert_close([p.grad for p in model.parameters()], expected)
+        model.zero_grad()
+
+
+def test_hooks_above_the_parts_of_a_loss_may_look() -> None:
+    model, seen = Wide(5), list[float]()
+    loss = model(X).sum(dim=1).mean()
+    loss.register_hook(lambda g: seen.append(float(g)))
+    assert len(backward(loss, model, "upgrad", split="instances").names) == len(X)
+    assert seen
 
 
 @pytest.mark.parametrize("register", ["register_hook", "register_prehook"])

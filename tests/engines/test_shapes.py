@@ -10,7 +10,6 @@ from tests.engines.zoo import default_dtype
 from tests.engines.zoo._registry import named, per_instance
 
 SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
-SMALL = st.integers(1, 4)
 
 
 def check(build: object, batch: int, shape: tuple[int, ...], seed: int) -> None:
@@ -21,21 +20,6 @@ def check(build: object, batch: int, shape: tuple[int, ...], seed: int) -> None:
         front = nn.Linear(shape[-1], shape[-1])
         losses = per_instance(layer(front(torch.randn(batch, *shape))).tanh())
         check_tape(losses, named(front, layer), "fast", TOLERANCE[torch.float64])
-
-
-@SETTINGS
-@given(
-    batch=st.integers(1, 6),
-    positions=st.lists(SMALL, max_size=3),
-    inputs=SMALL,
-    outputs=SMALL,
-    bias=st.booleans(),
-    seed=st.integers(0, 99),
-)
-def test_linear(
-    batch: int, positions: list[int], inputs: int, outputs: int, bias: bool, seed: int
-) -> None:
-    check(lambda: nn.Linear(inputs, outputs, bias=bias), batch, (*positions, inputs), seed)
 
 
 @SETTINGS
@@ -93,28 +77,3 @@ def test_norms(kind: str, batch: int, channels: int, length: int, seed: int) -> 
         "batch_eval": lambda: nn.BatchNorm1d(channels).eval(),
     }
     check(builders[kind], batch, (channels, length), seed)
-
-
-@SETTINGS
-@given(
-    tasks=st.integers(1, 6),
-    batch=st.integers(1, 6),
-    widths=st.lists(SMALL, min_size=1, max_size=3),
-    listed=st.booleans(),
-    seed=st.integers(0, 99),
-)
-def test_trunk_and_heads(
-    tasks: int, batch: int, widths: list[int], listed: bool, seed: int
-) -> None:
-    torch.manual_seed(seed)
-    with default_dtype(torch.float64):
-        sizes = [3, *widths]
-        layers = [
-            nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in zip(sizes, widths, strict=False)
-        ]
-        trunk = nn.Sequential(*layers)
-        heads = nn.ModuleList(nn.Linear(widths[-1], 2) for _ in range(tasks))
-        h = trunk(torch.randn(batch, 3))
-        each = [per_instance(head(h)) for head in heads]
-        losses = [loss.mean() for loss in each] if listed else torch.stack(each, dim=1)
-        check_tape(losses, named(trunk, heads), "fast", TOLERANCE[torch.float64])

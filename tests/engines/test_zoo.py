@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.engines.oracle import TOLERANCE, check_freed, check_tape, scalars
-from tests.engines.zoo import CASES, default_dtype
+from tests.engines.zoo import CASES, FEW, default_dtype
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -28,8 +28,7 @@ def test_the_tape_is_exact_on(name: str, dtype: torch.dtype) -> None:
                 check_freed(*CASES[name](), memory, TOLERANCE[dtype])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", FEW)
 def test_the_tape_is_exact_for_dense_tasks_on(name: str) -> None:
     """Three tasks, each a combination of all losses: no graph is made of independent rows."""
     torch.manual_seed(0)

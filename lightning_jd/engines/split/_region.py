@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from lightning_jd.engines._hooks import hook_history, hooks_silenced
 from lightning_jd.engines._reach import LEAF, parents_first
 from lightning_jd.engines.tape.graph import local_vjp
+from lightning_jd.errors import GraphError
 
+#: Units of rounding between the same operations in another order.
+_ROUNDING = 16
 #: An output of a node.
 Place = tuple[Node, int]
 
@@ -79,6 +83,9 @@ def pull_back(
 
     Returns:
         Each place at the border to the gradient there.
+
+    Raises:
+        GraphError: If a hook inside of the region changes gradients.
     """
     region = _region(root, enters)
     found: dict[Place, Tensor] = {root: gradient}
@@ -92,7 +99,28 @@ def pull_back(
                 # as autograd does, where types or shapes are mixed
                 g = g.to(dtype_at(place)).sum_to_size(shape_at(place))
                 found[place] = g if place not in found else found[place] + g
+    if region and hook_history.count(region):
+        _compare_with_autograd(root, gradient, found)
     return found
+
+
+def _compare_with_autograd(root: Place, gradient: Tensor, found: dict[Place, Tensor]) -> None:
+    """Differentiate the region with its hooks; some places may be below others."""
+    edges = [GradientEdge(*place) for place in found]
+    leaves = [node.variable for node, _ in found if node.name() == LEAF]  # type: ignore[attr-defined]
+    with hooks_silenced(leaves):
+        expected = torch.autograd.grad(
+            [GradientEdge(*root)], edges, [gradient], retain_graph=True, allow_unused=True
+        )
+        delivered = torch.autograd.grad(edges, edges, list(found.values()), retain_graph=True)
+    for (node, _), right, ours in zip(found, expected, delivered, strict=True):
+        slack = _ROUNDING * torch.finfo(ours.dtype).eps * ours.norm()
+        if right is None or (slack.isfinite() and not (right - ours).norm() <= slack):
+            raise GraphError(
+                "A loss must have no hook that changes gradients between itself and the terms or "
+                f"instances that it is split into, got one above {operation(node)}. Register it on "
+                "what the loss is computed from, or return the losses themselves."
+            )
 
 
 def _region(root: Place, enters: Callable[[Place], bool]) -> set[Node]:

@@ -151,9 +151,12 @@ class Checked:
         if G.shape != (len(J), len(J)):
             return f"Gramian of shape {tuple(G.shape)}"
 
+        largest = self.steps[t].whole.norm(dim=1).max()
+
         def rounding(rows: Rows) -> Tensor:
-            if rows is self.steps[t]:  # what is far smaller than the largest
-                return length.max() * (length[:, None] + length[None])
+            if rows is self.steps[t]:  # what is far smaller than the largest, or zero in theory
+                least = 1024 * torch.finfo(torch.float32).eps * largest
+                return largest * (length[:, None] + length[None] + least)
             return (outer := torch.outer(lengths(rows), length)) + outer.T
 
         off = (G.double() - J @ J.T).abs()

@@ -206,6 +206,6 @@ def _written(module: fx.GraphModule, memory: dict[fx.Node, int]) -> set[int]:
 
 def _separate(tensor: Tensor) -> Tensor:
     """A copy with memory of its own: two inputs may be one tensor in this step only."""
-    memory, begin = tensor.untyped_storage().clone(), tensor.storage_offset()
-    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return empty.set_(memory, begin, tensor.shape, tensor.stride())
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    whole = tensor.detach().as_strided((size,), (1,), 0).clone()
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

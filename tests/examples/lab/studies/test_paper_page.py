@@ -1,4 +1,4 @@
-"""docs/paper.md is what docs/paper.py writes from the saved results, and says what it must."""
+"""Pages with measurements are what their scripts write from the saved results."""
 
 import importlib.util
 from pathlib import Path
@@ -24,8 +24,9 @@ def script() -> ModuleType:
     return script_of("paper")
 
 
-def test_the_page_is_written_by_its_script(script: ModuleType) -> None:
-    assert (DOCS / "paper.md").read_text(encoding="utf-8") == script.page()
+@pytest.mark.parametrize("page", ["paper", "benchmarks"])
+def test_a_page_is_written_by_its_script(page: str) -> None:
+    assert (DOCS / f"{page}.md").read_text(encoding="utf-8") == script_of(page).page()
 
 
 def test_every_figure_of_the_page_is_there() -> None:
@@ -49,7 +50,7 @@ def test_upgrad_costs_at_most_1_4_epochs_of_sgd(script: ModuleType) -> None:
     assert all(upgrad[name] <= 1.4 for name in ("svhn", "cifar10", "eurosat", "mnist"))
 
 
-@pytest.mark.parametrize("page", ["paper", "mtl"])
+@pytest.mark.parametrize("page", ["paper", "mtl", "benchmarks"])
 def test_tables_are_narrow_enough_for_the_page(page: str) -> None:
     lines = (DOCS / f"{page}.md").read_text(encoding="utf-8").splitlines()
     widest = max((line for line in lines if line.startswith("|")), key=len)
