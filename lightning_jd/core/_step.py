@@ -84,6 +84,7 @@ class _Step:
     ) -> None:
         self.rows, self.method, self.delivery = rows, method, delivery
         rows.as_plain = isinstance(method, (Mean, Sum))
+        self.only_norms = rows.only_norms = getattr(method, "only_norms", False)
         self.device = rows.named[0][1].device
         self.overflow = overflow
         self.is_weighted = isinstance(method, GramianAggregator)
@@ -154,6 +155,8 @@ class _Step:
             return self.rows.features_gramian(self.method.features)
         if self.weights_first:
             return None
+        if self.only_norms:
+            return self.rows.squared_norms(self.members[group]).diag()
         if not self.needs_rows:
             return self.rows.gramian(self.members[group])
         J = self.jacobians[group] = self.rows.jacobian(self.members[group])
@@ -200,6 +203,9 @@ class _Step:
                 weights = pool.asked_of_first(ask, m, like, "weights")
             else:
                 weights = like.new_full((m,), 1 / max(1, m))
+            if self.only_norms and G is not None:
+                norms = G.diagonal().clamp(min=0).sqrt()
+                return GroupReport(None, weights, names, norms=norms)
             return GroupReport(G, weights, names)
         assert isinstance(method, Aggregator)
         assert G is not None

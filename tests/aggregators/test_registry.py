@@ -25,7 +25,7 @@ from lightning_jd.linalg import gramians_trusted
 from tests.helpers.examples import spec
 
 NAMES = [
-    *("alignedmtl", "cagrad", "constant", "dualproj", "graddrop", "imtlg", "krum", "mean"),
+    *("alignedmtl", "cagrad", "clip", "constant", "dualproj", "graddrop", "imtlg", "krum", "mean"),
     *("mgda", "nashmtl", "pcgrad", "rgw", "sum", "trimmedmean", "upgrad"),
 ]
 
@@ -54,7 +54,7 @@ def test_available_is_a_copy() -> None:
 
 
 def test_every_name_resolves_to_its_class() -> None:
-    for name in set(NAMES) - {"constant", "krum", "trimmedmean"}:
+    for name in set(NAMES) - {"clip", "constant", "krum", "trimmedmean"}:
         assert type(resolve(name)) is available()[name]
 
 

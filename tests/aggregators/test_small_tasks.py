@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from lightning_jd.aggregators import (
     CRMOGM,
+    Clip,
     Constant,
     FromFeatures,
     Krum,
@@ -29,8 +30,9 @@ from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians
 
 METHODS = available()
 WRAPPERS = [CRMOGM, FromFeatures, WeightsEvery]
-#: Where the constructor has no default: no weight is negative, no row is trimmed.
+#: Where the constructor has no default: none is clipped, weighted negatively, or trimmed.
 MADE: dict[type, Callable[[int], Method]] = {
+    Clip: lambda m: Clip(norm=1e6),
     Constant: lambda m: Constant([1.0] * m),
     Krum: lambda m: Krum(n_byzantine=0, n_selected=m),
     TrimmedMean: lambda m: TrimmedMean(trim=0),

@@ -113,6 +113,7 @@ def test_an_argument_that_is_not_stored() -> None:
 
 def test_every_method_stores_its_arguments() -> None:
     needed = {
+        "clip": {"norm": 1.0},
         "constant": {"weights": [1.0]},
         "krum": {"n_byzantine": 1},
         "trimmedmean": {"trim": 1},

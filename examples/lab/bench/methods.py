@@ -21,6 +21,7 @@ from lightning_jd.core import backward
 
 _WIDTHS, _BATCH = (256, 512, 512), 128
 _ARGUMENTS: dict[str, Callable[[int], dict[str, object]]] = {
+    "clip": lambda m: {"norm": 1.0},
     "constant": lambda m: {"weights": [1.0] * m},
     "krum": lambda m: {"n_byzantine": 0},
     "trimmedmean": lambda m: {"trim": 0},

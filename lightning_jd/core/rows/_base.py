@@ -57,6 +57,7 @@ class Rows(ABC):
         deferred: Gradients that :meth:`combine` leaves to be computed while others are averaged.
         as_plain: Whether the weights do not depend on the rows. Where hooks clip gradients, so that
             the order of clipping and averaging matters, the order is that of plain training then.
+        only_norms: Whether :meth:`squared_norms` will be asked for in place of :meth:`gramian`.
     """
 
     layout: Layout
@@ -80,6 +81,7 @@ class Rows(ABC):
         self.skips = nonfinite == "skip"
         self.deferred: list[Deferred] = []
         self.as_plain = False
+        self.only_norms = False
         self._which, self._nonfinite = select, nonfinite
         self._can_skip = can_skip and not self.skips
         self._micro_batches = 0
@@ -146,6 +148,10 @@ class Rows(ABC):
     @abstractmethod
     def gramian(self, named: NamedParameters) -> Tensor:
         """The Gramian of all rows over some parameters, shape (m, m), equal on all processes."""
+
+    def squared_norms(self, named: NamedParameters) -> Tensor:
+        """The diagonal of :meth:`gramian`, shape (m,); cheaper where no row is in several parts."""
+        return self.gramian(named).diagonal()
 
     @abstractmethod
     def jacobian(self, named: NamedParameters) -> Tensor:

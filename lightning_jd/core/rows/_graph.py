@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -33,7 +33,7 @@ from lightning_jd.engines import (
     select,
     slow_parameters,
 )
-from lightning_jd.engines.tape import Contribution
+from lightning_jd.engines.tape import Contribution, SquaredNorms
 from lightning_jd.errors import GraphError
 
 
@@ -69,6 +69,7 @@ class GraphRows(Rows):
         self._memory, self._frees = memory, self._is_alone and not retain_graph
         self._retain_graph = not self._frees or self.skips  # AccumulatedRows differentiate again
         self._tapes: dict[str, Tape] = {}  # by the first parameter
+        self._norms: tuple[Tape | None, SquaredNorms] = None, SquaredNorms()
         self._given: Objectives | None = None
         self._objectives: Objectives | None = None  # without those that are not finite
         self._scale: float | Tensor = 1.0
@@ -107,7 +108,11 @@ class GraphRows(Rows):
             return
         # A process with an error takes part in nothing else, and SyncBatchNorm would wait for it.
         if not holds_custom(self._objectives):
-            self._tape(selected).contributions()
+            tape = self._tape(selected)
+            if self.only_norms and self._objectives.kind in LISTED:
+                self._norms_of(tape)
+            else:
+                tape.contributions()
 
     @override
     def values(self, *, wanted: bool) -> Tensor | None:
@@ -128,6 +133,21 @@ class GraphRows(Rows):
             for pair in formed:
                 tape.hold(*pair)
         return G
+
+    @override
+    def squared_norms(self, named: NamedParameters) -> Tensor:
+        if not (self._is_alone or self.layout.is_union):  # parts of a row on several processes
+            return super().squared_norms(named)
+        squares = self.like().new_zeros(0 if self._objectives is None else self._objectives.m)
+        if self._objectives is not None and self._reaches(named):
+            tape = self._tape(named)
+            squares = sum([part.to(squares) for part in self._norms_of(tape)], squares)
+            self._note_paths(tape)
+            if self._memory == "low":
+                self._tapes.pop(named[0][0], None)  # an ordinary pass gives the gradients
+        if self._is_alone:
+            return squares
+        return self.pool.sum(self.layout.placed(squares, self.pool.rank), "gramian")
 
     @override
     def jacobian(self, named: NamedParameters) -> Tensor:
@@ -261,6 +281,14 @@ class GraphRows(Rows):
             if self._is_alone or self._memory == "fast":
                 self._tapes[named[0][0]] = tape
         return tape
+
+    def _norms_of(self, tape: Tape) -> Collection[Tensor]:
+        """The squared norms of the rows of this process, by parameter; computed once."""
+        tape_of, norms = self._norms
+        if tape is not tape_of:
+            norms = tape.extract(SquaredNorms(), keeps=self._memory == "fast")
+            self._norms = tape, norms
+        return norms.found.values()
 
     def _note_paths(self, tape: Tape) -> None:
         self.paths |= tape.paths

@@ -67,7 +67,7 @@ class Step:
         extract: Extract | None = None,
     ) -> None:
         self.request, self.beside, self.extract = request, beside, extract
-        self.collects = collects or extract is not None
+        self.keeps, self.collects = collects, collects or extract is not None
         self.paths: Mapping[int, str] | None = None
 
     def run(self) -> Outcome:
@@ -165,7 +165,7 @@ class Step:
         if self.extract is None:
             return Collector
         self.extract.begin(certified)
-        return partial(Visitor, self.extract.take)
+        return partial(Visitor, self.extract.take, self.keeps)
 
     def interpret(
         self,

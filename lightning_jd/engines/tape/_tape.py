@@ -175,16 +175,19 @@ class Tape:
         """An empty tensor of the type and on the device of the Gramian."""
         return torch.empty(0, dtype=self._request.dtype, device=self.objectives.device)
 
-    def extract(self, what: _Extract) -> _Extract:
-        """Compute something else than the Gramian of the contributions, of which none is kept.
+    def extract(self, what: _Extract, *, keeps: bool = False) -> _Extract:
+        """Compute something else than the Gramian of the contributions.
 
         Args:
             what: Takes them, and holds the result.
+            keeps: Whether they are kept for :meth:`gradients`, as by :meth:`contributions`.
 
         Raises:
             GraphError: As :meth:`gramian`.
         """
-        self._precisely(Step(self._request, extract=what).run)
+        outcome = self._precisely(Step(self._request, collects=keeps, extract=what).run)
+        if keeps:
+            self._outcome = outcome
         return what
 
     def hold(self, contribution: Contribution, others: Sequence[Contribution]) -> None:

@@ -198,17 +198,22 @@ class Collector(Ledger):
 
 
 class Visitor(Collector):
-    """A ledger that passes each contribution on, and keeps none.
+    """A ledger that passes each contribution on.
 
     Args:
         take: Receives the contributions.
+        collects: Whether they are kept, too.
         options: Arguments of :class:`Ledger`.
     """
 
-    def __init__(self, take: Callable[[Contribution], object], *args: Any, **options: Any) -> None:
+    def __init__(
+        self, take: Callable[[Contribution], object], collects: bool, *args: Any, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
-        self._take = take
+        self._take, self._collects = take, collects
 
     @override
     def add(self, contribution: Contribution, *, keeps: bool = True) -> None:
         self._take(contribution)
+        if self._collects:
+            super().add(contribution)
