@@ -53,7 +53,14 @@ from lightning_jd.aggregators import (
     resolve,
 )
 from lightning_jd.core import Accumulator, backward
-from lightning_jd.engines import explain, gradient_norms, gramian, jacobian, project
+from lightning_jd.engines import (
+    explain,
+    gradient_norms,
+    gramian,
+    gramian_of_data,
+    jacobian,
+    project,
+)
 
 if TYPE_CHECKING:
     from lightning_jd import fabric
@@ -115,6 +122,7 @@ __all__ = [
     "fabric",
     "gradient_norms",
     "gramian",
+    "gramian_of_data",
     "jacobian",
     "project",
     "register",

@@ -7,6 +7,7 @@ tensor([[1., 1.],
         [2., 1.]])
 """
 
+from lightning_jd.engines._blocks import gramian_of_data
 from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._gramian import gramian
 from lightning_jd.engines._groups import Groups, split_into_groups
@@ -65,6 +66,7 @@ __all__ = [
     "from_columns",
     "gradient_norms",
     "gramian",
+    "gramian_of_data",
     "holds_compiled",
     "holds_custom",
     "holds_hooks",

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lightning_jd.engines._objectives import Losses, Objectives
 from lightning_jd.engines._parameters import Parameters, whole_parameters_of
-from lightning_jd.engines.tape import Tape, cross
+from lightning_jd.engines.tape import Half, Tape, cross
 
 
 def gramian(
@@ -49,4 +49,4 @@ def gramian(
     if other is None:
         return here.gramian()
     there = Tape(Objectives.of(other), named, memory="low")
-    return cross(here, there)
+    return cross(Half.of(here), Half.of(there))

@@ -1,6 +1,7 @@
 """Norms, blocks between two batches, and projections: against rows by autograd."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close
+from torch.utils.data import DataLoader
 
-from lightning_jd import gradient_norms, gramian, project
+from lightning_jd import gradient_norms, gramian, gramian_of_data, project
 from lightning_jd.engines.tape import OuterProduct
 from lightning_jd.engines.tape.contributions import Contribution, Lookup, Projection
 from lightning_jd.engines.tape.contributions.convolution import ConvolutionWeight
@@ -227,6 +229,67 @@ def test_what_cannot_be_computed_is_refused() -> None:
     for dim in (0, 2.5, True):
         with pytest.raises(ArgumentError, match="`dim` must be a positive integer"):
             project(losses, model, dim=dim)
+
+
+def test_the_gramian_of_a_data_set_comes_in_blocks() -> None:
+    model, x, y = nn.Linear(3, 2).double(), torch.randn(7, 3).double(), torch.randn(5, 3).double()
+    J, K = (losses_of(model, each) for each in (x, y))
+    of = partial(losses_of, model)
+    assert_close(gramian_of_data(of, model, x.split(3)), gramian(J, model))
+    seen: list[tuple[int, int]] = []
+    found = gramian_of_data(
+        of, model, x.split(3), other=y.split(2), progress=lambda *at: seen.append(at)
+    )
+    assert_close(found, gramian(J, model, other=K))
+    assert seen == [(k, 9) for k in range(1, 10)]
+
+
+def test_a_call_continues_from_the_blocks_in_a_folder(tmp_path: Path) -> None:
+    model, x = nn.Linear(3, 2), torch.randn(7, 3)
+    expected = gramian(losses_of(model, x), model)
+
+    def stop(done: int, _: int) -> None:
+        if done == 4:
+            raise KeyboardInterrupt
+
+    def of(batch: Tensor) -> Tensor:
+        calls.append(1)
+        return losses_of(model, batch)
+
+    calls: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        gramian_of_data(of, model, x.split(3), folder=tmp_path, progress=stop)
+    calls.clear()
+    assert_close(gramian_of_data(of, model, x.split(3), folder=tmp_path), expected)
+    assert len(calls) == 3  # two blocks were missing, one of them of a batch with itself
+    calls.clear()
+    assert_close(gramian_of_data(of, model, x.split(3), folder=tmp_path), expected)
+    assert not calls
+    with torch.no_grad():
+        model.weight += 1
+    with pytest.raises(SetupError, match="must have blocks of these parameters or none, got"):
+        gramian_of_data(of, model, x.split(3), folder=tmp_path)
+
+
+class Changing(list[Tensor]):
+    """Other batches each time."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.append(torch.ones(1))
+        return iter(torch.ones(7, 3).split(1 + len(self)))
+
+
+def test_loaders_that_change_are_refused() -> None:
+    model, x = nn.Linear(3, 2), torch.randn(7, 3)
+    of = partial(losses_of, model)
+    with pytest.raises(ArgumentError, match="`batches` must be a loader or list, got tuple_iter"):
+        gramian_of_data(of, model, iter(x.split(3)))
+    with pytest.raises(ArgumentError, match=r"`other` must .* a loader that shuffles"):
+        gramian_of_data(of, model, x.split(3), other=DataLoader(x, shuffle=True))
+    with pytest.raises(ShapeError, match="must give at least one batch"):
+        gramian_of_data(of, model, [])
+    with pytest.raises(ShapeError, match="same batches in each iteration, got other"):
+        gramian_of_data(of, model, Changing())
 
 
 def two_halves(rank: int, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """The Gramian tape: the Gramian of any autograd graph without its Jacobian."""
 
-from lightning_jd.engines.tape._cross import cross
+from lightning_jd.engines.tape._cross import Half, cross
 from lightning_jd.engines.tape._explain import Explanation, Slow, explain, slow_parameters
 from lightning_jd.engines.tape._extracts import Parts, Projections, SquaredNorms
 from lightning_jd.engines.tape._foresight import Foresight, foresee
@@ -32,6 +32,7 @@ __all__ = [
     "Explanation",
     "Factors",
     "Foresight",
+    "Half",
     "NotApplicableError",
     "OuterProduct",
     "Owners",

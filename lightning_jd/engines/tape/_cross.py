@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,14 +15,32 @@ from lightning_jd.engines.tape.contributions import Contribution, merge
 from lightning_jd.engines.tape.graph import Placement
 
 
-def cross(here: Tape, there: Tape) -> Tensor:
+class Half(NamedTuple):
+    """The rows of one graph, unexpanded; the graph itself is not needed any more.
+
+    Attributes:
+        parts: Contributions by parameter.
+        like: An empty tensor of the type of the Gramian.
+        m: The number of rows.
+    """
+
+    parts: dict[int, list[Contribution]]
+    like: Tensor
+    m: int
+
+    @classmethod
+    def of(cls, tape: Tape) -> Half:
+        """Those of a tape."""
+        return cls(tape.extract(Parts()).found, tape.like(), tape.objectives.m)
+
+
+def cross(here: Half, there: Half) -> Tensor:
     """The block J Kᵀ of two sets of losses of the same parameters, shape (m of J, m of K)."""
-    first, second = here.extract(Parts()).found, there.extract(Parts()).found
-    wide = here.like() if here.like().dtype == torch.float64 else there.like()
-    total = wide.new_zeros(here.objectives.m, there.objectives.m)
+    wide = here.like if here.like.dtype == torch.float64 else there.like
+    total = wide.new_zeros(here.m, there.m)
     with torch.no_grad():
-        for k in first.keys() & second.keys():
-            for one, other in _pairs(first.pop(k), second.pop(k)):
+        for k in here.parts.keys() & there.parts.keys():
+            for one, other in _pairs(here.parts[k], there.parts[k]):
                 total += one.cross(other).to(total)
     return total
 
