@@ -4,6 +4,7 @@ Nothing is loaded from other servers when a page is read: MathJax and its fonts 
 site, and the theme uses the fonts of the reader.
 """
 
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,14 +23,31 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
+    "sphinx_copybutton",
+    "sphinx_design",
 ]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build", "_site"]
+exclude_patterns = ["_build", "_site", "**.ipynb"]
 html_theme = "furo"
-html_title = "lightning_jd"
-html_theme_options = {"top_of_page_buttons": []}
+html_title = f"lightning_jd {release}"
+#: The address of the repository: with it, pages link to their source and to an editor.
+repository = ""
+html_theme_options = {
+    "navigation_with_keys": True,
+    **(
+        {
+            "source_repository": repository,
+            "source_branch": "main",
+            "source_directory": "docs/",
+            "top_of_page_buttons": ["view", "edit"],
+        }
+        if repository
+        else {"top_of_page_buttons": []}
+    ),
+}
+copybutton_exclude = ".linenos, .gp, .go"
 smartquotes = False  # options begin with two dashes
 pygments_dark_style = "github-dark"
 html_static_path = ["_site/style.css", "_site/tables.js"]
@@ -37,7 +55,7 @@ html_css_files = ["style.css"]
 html_js_files = ["tables.js"]
 mathjax_path = "mathjax/tex-chtml.js"
 autodoc_member_order = "bysource"
-autodoc_inherit_docstrings = False  # a method that only overrides is not told twice
+autodoc_inherit_docstrings = False  # a method that only overrides is not repeated
 napoleon_use_ivar = True  # attributes in the text of their class
 autodoc_typehints_format = "short"
 maximum_signature_line_length = 80
@@ -54,7 +72,7 @@ def without_kwargs(
     """The callback shares its signature with the strategies, but takes nothing else."""
     if name != "lightning_jd.JacobianDescent" or arguments is None:
         return None
-    return arguments.replace(", **kwargs: Any", ""), returns
+    return re.sub(r", \*\*kwargs: (?:~typing\.)?Any", "", arguments), returns
 
 
 def copy_mathjax(app: Any, exception: Exception | None) -> None:

@@ -75,6 +75,8 @@ def draw_rates(found: dict[tuple[str, float], list[dict[str, float]]]) -> None:
                 label=method,
             )
         axis.set(xscale="log", xlabel="learning rate", title=f"{task} digit: accuracy")
+        axis.set_xticks(RATES, [f"{rate:g}" for rate in RATES])
+        axis.minorticks_off()
         axis.grid(alpha=0.3)
     axes[2].set_title("sum: mean absolute error")
     axes[0].legend(frameon=False)

@@ -11,7 +11,7 @@ from lightning_jd.core._options import Nonfinite, RowsOption
 from lightning_jd.core._report import Report
 from lightning_jd.core.processes._ddp import Reduction
 from lightning_jd.core.rows._base import Rows
-from lightning_jd.engines import Groups, Losses, Parameters, Select, SplitSpec
+from lightning_jd.engines import Groups, Losses, Parameters, Select, SplitSpec, TapeOptions
 from lightning_jd.errors import ArgumentError
 
 
@@ -69,7 +69,7 @@ class Accumulator:
             rows=rows,
             groups=groups,
             nonfinite=nonfinite,
-            memory="fast",
+            options=TapeOptions(),
             split=split,
             scaler=scaler,
             depth=2,

@@ -12,7 +12,15 @@ from lightning_jd.core._loop import Loop
 from lightning_jd.core._options import MemoryOption, Nonfinite, RowsOption
 from lightning_jd.core._renamed import old_names
 from lightning_jd.core._report import Report
-from lightning_jd.engines import Groups, Losses, Objectives, Parameters, Select, SplitSpec
+from lightning_jd.engines import (
+    Groups,
+    Losses,
+    Objectives,
+    Parameters,
+    Select,
+    SplitSpec,
+    TapeOptions,
+)
 
 
 @old_names(model=1)
@@ -26,6 +34,7 @@ def backward(
     groups: Groups = None,
     nonfinite: Nonfinite = "raise",
     memory: MemoryOption = "fast",
+    check_every: int = 1000,
     retain_graph: bool = False,
     split: SplitSpec = None,
     weights_from: str | Tensor = "parameters",
@@ -62,6 +71,8 @@ def backward(
             the objective.
         memory: ``"fast"`` stores activation gradients. ``"low"`` stores fewer, and runs a second
             backward pass where they are large.
+        check_every: The number of steps between two certificates, which compare the Gramian and the
+            gradients with an ordinary backward pass. The first step is certified too.
         retain_graph: Whether to keep the graph, so that the losses can be differentiated again.
         split: How to split a scalar loss: into the ``"terms"`` of its sum, into the ``"instances"``
             of its batch, ``"auto"``, or a dict with ``by`` and ``names``
@@ -100,7 +111,7 @@ def backward(
         rows=rows,
         groups=groups,
         nonfinite=nonfinite,
-        memory=memory,
+        options=TapeOptions(memory, check_every=check_every),
         split=split,
         scaler=scaler,
         depth=3,

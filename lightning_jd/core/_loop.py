@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lightning_jd.aggregators import AggregatorSpec, Method, with_cheaper_weights
 from lightning_jd.core._calls import method_of_call
 from lightning_jd.core._losses import objectives_of
-from lightning_jd.core._options import MemoryOption, Nonfinite, RowsOption, check_options
+from lightning_jd.core._options import Nonfinite, RowsOption, check_options
 from lightning_jd.core._precision import loss_scale
 from lightning_jd.core._report import Report
 from lightning_jd.core._slow import warn_slow
@@ -35,6 +35,7 @@ from lightning_jd.engines import (
     Parameters,
     Select,
     SplitSpec,
+    TapeOptions,
     named_parameters_of,
     split_loss,
 )
@@ -57,7 +58,7 @@ class Loop:
     rows: RowsOption | None
     groups: Groups
     nonfinite: Nonfinite
-    memory: MemoryOption
+    options: TapeOptions
     split: SplitSpec
     scaler: Any
     #: The calls between the user's line and the methods here, for warnings.
@@ -76,7 +77,7 @@ class Loop:
         return cls(model, method, **others)
 
     def __post_init__(self) -> None:
-        check_options(rows=self.rows, nonfinite=self.nonfinite, memory=self.memory)
+        check_options(rows=self.rows, nonfinite=self.nonfinite)
         if self.scaler is not None and not hasattr(self.scaler, "is_enabled"):
             raise ArgumentError(
                 f"`scaler` must be a torch.amp.GradScaler, got {type(self.scaler).__name__}."
@@ -133,7 +134,7 @@ class Loop:
             select=self.params,
             nonfinite=self.nonfinite,
             keeps=keeps or (not is_alone and objectives.kind == "ranks"),
-            memory=self.memory,
+            options=self.options,
             retain_graph=retain_graph,
             pool=ALONE if is_alone else None,
         )

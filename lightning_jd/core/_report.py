@@ -47,8 +47,6 @@ class Report:
             selected.
         milliseconds: Duration of ``"gramian"``, ``"weights"``, ``"gradients"`` and ``"total"``. On
             an accelerator it is the time to launch the work, unless the aggregator synchronises.
-            With DistributedDataParallel, gradients are computed after the report, as they are
-            reduced.
         groups: One entry per group of parameters; the only key is ``None`` without groups.
         bytes_sent: On several processes, what this one has sent to the others, by purpose. What
             DistributedDataParallel sends is not included.

@@ -27,7 +27,6 @@ from lightning_jd.aggregators import (
 from lightning_jd.core._answers import check_values, direction_from, is_ours, weights_from
 from lightning_jd.core._host import ROWS, Gramians, to_host
 from lightning_jd.core._report import GroupReport, Report, total_gramian
-from lightning_jd.core._surrogate import Part
 from lightning_jd.core._update import Update
 from lightning_jd.core.processes._delivery import COMPLETE, Delivery, Gradients
 from lightning_jd.core.rows._base import Rows, nothing_reached, per_parameter
@@ -123,14 +122,12 @@ class _Step:
                 combined = self.rows.combined(weights)
             if combined is not None:
                 reached = [tensor for _, tensor in self.rows.selected]
-                return Update([Part(reached, [])], self.rows.shown(), self.report(), combined)
+                return Update(reached, [], self.rows.shown(), self.report(), combined)
             found = self.gradients()
-        deferred = self.rows.deferred
-        if not (found or deferred) and self.rows.pool.size == 1 and self.rows.layout.m:
+        if not found and self.rows.pool.size == 1 and self.rows.layout.m:
             raise nothing_reached(len(tensors))
-        parts = [Part([tensors[name] for name in found], list(found.values()))] if found else []
-        parts += [Part([tensors[name] for name in names], compute) for names, compute in deferred]
-        return Update(parts, self.rows.shown(), self.report())
+        reached = [tensors[name] for name in found]
+        return Update(reached, list(found.values()), self.rows.shown(), self.report())
 
     def lap(self, name: str) -> None:
         """File the time since the last call under a name."""

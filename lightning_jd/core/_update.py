@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdRef
 
 from lightning_jd.core._report import Report
-from lightning_jd.core._surrogate import Part, surrogate, surrogate_in_parts
+from lightning_jd.core._surrogate import surrogate
 from lightning_jd.engines import hooks_registered, listens
 
 
@@ -21,39 +21,28 @@ class Update:
     """Gradients on their way to ``.grad``.
 
     Attributes:
-        parts: The parameters that some objective reaches, with their gradients, which are let go
-            when they are handed over. There are several parts where gradients are reduced over
-            processes: each is reduced while the next is computed.
+        params: The parameters that some objective reaches.
+        gradients: One per parameter. The list is emptied when they are handed over.
         losses: The losses, detached, or a scalar that stands for them.
         report: How they were computed.
         combined: The weighted sum of the losses with its graph, where an ordinary backward pass of
             it is all that is left to do; there are no gradients then.
     """
 
-    parts: list[Part]
+    params: list[Tensor]
+    gradients: list[Tensor]
     losses: Tensor
     report: Report
     combined: Tensor | None = None
-
-    @property
-    def params(self) -> list[Tensor]:
-        """The parameters that some objective reaches."""
-        return [tensor for part in self.parts for tensor in part.params]
-
-    @property
-    def gradients(self) -> list[Tensor]:
-        """One per parameter; computed now, if that was still to be done."""
-        return [gradient for part in self.parts for gradient in part.gradients]
 
     def deliver(self, retain_graph: bool = False) -> None:
         """Add the gradients to ``.grad`` of the parameters, and of no other tensor."""
         if self.combined is not None:
             torch.autograd.backward(self.combined, retain_graph=retain_graph, inputs=self.params)
-        elif all(_nobody_listens(part) for part in self.parts):
-            for part in self.parts:
-                for tensor, gradient in zip(part.params, part.gradients, strict=True):
-                    tensor.grad = gradient
-                part.gradients.clear()
+        elif _nobody_listens(self.params, self.gradients):
+            for tensor, gradient in zip(self.params, self.gradients, strict=True):
+                tensor.grad = gradient
+            self.gradients.clear()
         else:
             self.surrogate().backward()
 
@@ -70,10 +59,10 @@ class Update:
         if not self.params:  # on several processes, this one may have none
             nobody = value.new_zeros((), requires_grad=True)
             return surrogate(value, [nobody], [torch.zeros_like(nobody)])
-        return surrogate_in_parts(value, self.parts)
+        return surrogate(value, self.params, self.gradients)
 
 
-def _nobody_listens(part: Part) -> bool:
+def _nobody_listens(params: Sequence[Tensor], gradients: Sequence[Tensor]) -> bool:
     """Whether a backward pass would do nothing but set ``.grad``, for which it takes long.
 
     There is no gradient to add to, and no hook. What reduces gradients over processes has hooks
@@ -81,7 +70,6 @@ def _nobody_listens(part: Part) -> bool:
     """
     if dist.is_available() and dist.is_initialized():
         return False
-    params, gradients = part.params, part.gradients
     if any(tensor.grad is not None for tensor in params) or _have_hooks(params):
         return False
     addresses = set()

@@ -23,6 +23,11 @@ _ONE = "loss"
 Output = Tensor | GradientEdge
 
 
+def is_one(scale: float | Tensor) -> bool:
+    """Whether a factor on losses is known to change nothing."""
+    return isinstance(scale, (int, float)) and scale == 1
+
+
 @dataclass(frozen=True)
 class Term:
     """A scalar of which only the place in the graph is known, times a factor.

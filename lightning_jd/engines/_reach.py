@@ -171,12 +171,7 @@ _FREED = "lightning_jd: freed"
 
 
 def parents_first(roots: list[Node], within: Collection[Node] | None = None) -> list[Node]:
-    """All nodes below the roots, each after everything that depends on it.
-
-    Args:
-        roots: Where to start; included in the result.
-        within: Go through these only.
-    """
+    """All nodes below the roots, each after everything that depends on it."""
     return list(_children(roots, within))
 
 

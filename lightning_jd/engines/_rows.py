@@ -10,7 +10,7 @@ from torch.autograd.graph import Node
 
 from lightning_jd.engines._columns import column_count, to_columns
 from lightning_jd.engines._hooks import hooks_silenced
-from lightning_jd.engines._objectives import Objectives
+from lightning_jd.engines._objectives import Objectives, is_one
 from lightning_jd.engines._parameters import NamedParameters
 from lightning_jd.engines._reach import check_visible, nodes_below
 
@@ -72,7 +72,7 @@ def row_by_row(
 
 
 def _unscaled(J: Tensor, scale: float | Tensor) -> Tensor:
-    return J if isinstance(scale, float) and scale == 1 else J.div_(scale)
+    return J if is_one(scale) else J.div_(scale)
 
 
 def _chunk_for(objectives: Objectives, named: NamedParameters, nodes: list[Node]) -> int:

@@ -21,7 +21,7 @@ from lightning_jd.core import (
     RowsOption,
     check_options,
 )
-from lightning_jd.engines import Select, Split, check_select
+from lightning_jd.engines import Select, Split, TapeOptions, check_select
 from lightning_jd.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Settings:
     accumulation: Accumulation = "batch"
     nonfinite: Nonfinite = "raise"
     memory: MemoryOption = "fast"
+    check_every: int = 1000
     log: bool | dict[str, Any] = False
     check_replicas: int = 100
     split: Split | None = None
@@ -74,6 +75,11 @@ class Settings:
                 parts.append(f"{field.name}={plain!r}")
         return ", ".join(parts)
 
+    @property
+    def tape(self) -> TapeOptions:
+        """The options of the tape."""
+        return TapeOptions(self.memory, check_every=self.check_every)
+
     def __post_init__(self) -> None:
         check_options(
             rows=self.rows,
@@ -82,6 +88,7 @@ class Settings:
             memory=self.memory,
             batch_norm=self.batch_norm,
         )
+        _ = self.tape  # checks them
         check_select(self.params)
         if self.split is not None and self.rows == "ranks":
             raise ArgumentError(
@@ -118,6 +125,8 @@ class TakesSettings:
             gradient is NaN or infinite, or ``"skip"`` the objective and count it.
         memory: ``"fast"``, or ``"low"`` to use less memory at the cost of a second backward pass
             where activation gradients are large.
+        check_every: The number of steps between two certificates, which compare the Gramian and the
+            gradients with an ordinary backward pass. The first step is certified too.
         log: Whether to log conflict metrics as ``jd/...``: ``True``, or a dict with any of
             ``every_n_steps``, ``per_group``, ``progress_bar``, ``figures`` and ``stationarity``.
             With ``aggregator="mean"``, the metrics describe plain training.
@@ -150,6 +159,7 @@ class TakesSettings:
         accumulation: Accumulation = "batch",
         nonfinite: Nonfinite = "raise",
         memory: MemoryOption = "fast",
+        check_every: int = 1000,
         log: bool | dict[str, Any] = False,
         check_replicas: int = 100,
         split: By | dict[str, Any] | None = None,
@@ -168,6 +178,7 @@ class TakesSettings:
                 accumulation=accumulation,
                 nonfinite=nonfinite,
                 memory=memory,
+                check_every=check_every,
                 log=log,
                 check_replicas=check_replicas,
                 split=Split.of(split),

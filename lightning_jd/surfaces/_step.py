@@ -57,7 +57,7 @@ def begin(
         select=settings.params,
         nonfinite=settings.nonfinite,
         keeps=keeps,
-        memory=settings.memory,
+        options=settings.tape,
         retain_graph=retain_graph,
     )
 

@@ -58,6 +58,7 @@ def backward(
     groups: Groups = None,
     nonfinite: Nonfinite = "raise",
     memory: MemoryOption = "fast",
+    check_every: int = 1000,
     split: SplitSpec = None,
     weights_from: str | Tensor = "parameters",
 ) -> Report:
@@ -76,6 +77,7 @@ def backward(
         groups: The parameter groups.
         nonfinite: ``"raise"`` or ``"skip"`` for losses and gradients that are NaN or infinite.
         memory: ``"fast"`` or ``"low"``.
+        check_every: The number of steps between two certificates.
         split: How to split a scalar loss, see :func:`lightning_jd.backward`.
         weights_from: The gradients from which the weights are computed, see
             :func:`lightning_jd.backward`.
@@ -94,6 +96,7 @@ def backward(
         groups,
         nonfinite=nonfinite,
         memory=memory,
+        check_every=check_every,
         split=Split.of(split),
     )
     _check_supported(fabric, settings)

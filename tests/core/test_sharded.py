@@ -124,8 +124,9 @@ def compare(
             micro_batches,
             keeps=keeps,
         )
-        # The first of its kind is certified by an ordinary pass.
-        certificates = micro_batches - 1 if passes else int(number == 0)
+        # Ordinary passes certify the first of its kind, and the second: FSDP2 registers more hooks
+        # in the first step of a model than in others.
+        certificates = micro_batches - 1 if passes else int(number < 2)
         assert seen["passes"] <= passes + certificates, (make, number, seen)
         assert passes == 0 or seen["passes"] == passes
         named = list(whole.named_parameters())
@@ -181,7 +182,7 @@ def check_certificate(rank: int) -> None:
             return instances(model, part)
 
         J = torch.cat([jacobian(instances(whole, part), whole, chunk=1) for part in x])
-        for number, told in enumerate((True, False)):
+        for number, told in enumerate((True, True, False)):
             with (
                 patch.object(OuterProduct, verb, wrong),
                 patch.object(OuterProduct, "blocks", lambda self, _: iter([self.rows()])),
@@ -190,7 +191,7 @@ def check_certificate(rank: int) -> None:
                 warnings.simplefilter("always")
                 update, seen = step(model, losses, keeps=verb == "rows")
             assert any("differ from those of single" in str(w.message) for w in caught) == told
-            assert seen["passes"] == (4 if number else 5), (verb, number)
+            assert seen["passes"] == (4 if number == 2 else 5), (verb, number)
             assert_close(update.report.gramian, J @ J.T, rtol=1e-10, atol=1e-12)
 
 

@@ -9,7 +9,6 @@ from torch.testing import assert_close
 
 from lightning_jd.aggregators import Mean, Sum
 from lightning_jd.core import Rows, collect, compute_update, surrogate
-from lightning_jd.core._surrogate import Part, surrogate_in_parts
 from lightning_jd.engines import Objectives, Select, named_parameters_of
 from lightning_jd.errors import GraphError, NonFiniteError
 
@@ -29,28 +28,6 @@ def test_the_tensors_are_taken_over_instead_of_copied() -> None:
     surrogate(torch.tensor(5.0), [x], gradients).backward()
     assert x.grad.data_ptr() == address
     assert gradients == []
-
-
-def test_a_part_is_delivered_before_the_next_is_computed() -> None:
-    events = []
-
-    def part(name: str) -> tuple[Tensor, Part]:
-        x = torch.zeros(2, requires_grad=True)
-        x.register_post_accumulate_grad_hook(lambda _: events.append(f"{name} delivered"))
-
-        def compute() -> list[Tensor]:
-            events.append(f"{name} computed")
-            return [torch.tensor([1.0, 2.0])]
-
-        return x, Part([x], compute)
-
-    (x, first), (y, second) = part("x"), part("y")
-    loss = surrogate_in_parts(torch.tensor(5.0), [first, second])
-    assert loss.item() == 5
-    assert not events
-    (3 * loss).backward()
-    assert events == ["x computed", "x delivered", "y computed", "y delivered"]
-    assert_close([x.grad, y.grad], [torch.tensor([3.0, 6.0])] * 2)
 
 
 def test_strided_gradients_are_scaled_without_being_changed() -> None:

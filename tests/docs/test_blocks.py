@@ -57,7 +57,16 @@ def _a_place_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
 
 def needs(block: Block) -> list[str]:
     """The packages that a block imports and that the package itself does not need."""
-    names = {"hydra", "sklearn", "torchjd", "peft", "torch_geometric", "matplotlib", "transformers"}
+    names = {
+        "hydra",
+        "wandb",
+        "sklearn",
+        "torchjd",
+        "peft",
+        "torch_geometric",
+        "matplotlib",
+        "transformers",
+    }
     tree = ast.parse(block.code)
     found = {
         (alias.name if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
@@ -93,9 +102,6 @@ def test_a_block_runs_alone(
         return
     for name in needs(block):
         pytest.importorskip(name)
-    is_about_images = "mnist_folder" in block.code or "from mnist import" in block.code
-    if is_about_images and not os.environ.get("LIGHTNING_JD_MNIST"):
-        pytest.skip("set LIGHTNING_JD_MNIST to a folder with the official files of MNIST")
     for other in blocks_of(block.page):  # files of the page, which later blocks import
         if other.file is not None and other.line < block.line:
             (tmp_path / other.file).write_text(other.code, encoding="utf-8")

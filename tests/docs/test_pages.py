@@ -3,6 +3,7 @@
 import re
 
 from lightning_jd import aggregators
+from lightning_jd.aggregators._table import names_table
 from tests.docs.blocks import PAGES, ROOT
 
 DOCS = ROOT / "docs"
@@ -54,3 +55,8 @@ def test_the_readme_counts_the_methods() -> None:
     ]
     assert (int(counted[1]), counted[2]) == (every[0], "nine")
     assert every[1] == 9
+
+
+def test_the_readme_lists_the_methods() -> None:
+    remedy = "replace it by what `python -m lightning_jd.aggregators._table` prints"
+    assert f"\n\n{names_table()}\n\n" in (ROOT / "README.md").read_text(encoding="utf-8"), remedy

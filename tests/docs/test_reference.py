@@ -75,7 +75,10 @@ def test_the_page_of_the_commands_shows_their_help(command: str) -> None:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site; every warning is an error."""
     sphinx = pytest.importorskip("sphinx.cmd.build")
-    for extension in ("myst_parser", "furo", "sphinx-mathjax-offline"):
+    for extension in (
+        *("myst_parser", "furo", "sphinx-mathjax-offline"),
+        *("sphinx_copybutton", "sphinx_design"),
+    ):
         if find_spec(extension) is None:
             pytest.skip(f"the extra `docs` is not installed: {extension}")
     folder = tmp_path_factory.mktemp("site")

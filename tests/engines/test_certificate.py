@@ -1,6 +1,7 @@
 """A wrong rule is found by the certificate, named, and replaced by rows that are right."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.testing import assert_close
 from lightning_jd import backward
 from lightning_jd.aggregators import Constant
 from lightning_jd.engines import Objectives, Tape, gramian
-from lightning_jd.engines.tape import Rows, Site, _certificate, register_rule, unregister_rule
+from lightning_jd.engines.tape import Rows, Site, _compare, _step, register_rule, unregister_rule
 from lightning_jd.errors import ArgumentError, GraphError
 from tests.engines.oracle import assert_gradients, assert_gramian, jacobian_blocks
 
@@ -20,7 +21,7 @@ NAME = "DivBackward0"  # an operation that no rule of the package covers
 @pytest.fixture(autouse=True)
 def the_same_vector() -> None:
     """Whether a small error shows depends on the random vector; here it is always the same one."""
-    _certificate._RANDOM.manual_seed(0)
+    _compare._RANDOM.manual_seed(0)
 
 
 class Divided(nn.Module):
@@ -122,7 +123,7 @@ def test_rounding_under_autocast_is_no_mismatch() -> None:
         Tape(Objectives.of([errors.mean()]), named(model), check="always").gramian()
 
 
-def test_certificates_do_not_touch_the_random_numbers_of_the_user() -> None:
+def test_compares_do_not_touch_the_random_numbers_of_the_user() -> None:
     model = Divided()
     losses = losses_of(model)
     before = torch.get_rng_state()
@@ -134,6 +135,33 @@ def test_an_unknown_check_is_refused() -> None:
     model = Divided()
     with pytest.raises(ArgumentError, match=r"`check` must be 'auto', .* got 'sometimes'"):
         Tape(Objectives.of(losses_of(model)), named(model), check="sometimes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("every", "certified"), [(1, [0, 1, 2, 3, 4, 5]), (3, [0, 2, 5])])
+def test_the_period_of_certificates_is_an_option(
+    every: int, certified: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step, the first one with a program, and then every so many."""
+    begun: list[Tensor] = []
+    found: list[int] = []
+    compare = _step.mismatches
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        found.append(len(begun) - 1)
+        return compare(*args, **kwargs)
+
+    monkeypatch.setattr(_step, "mismatches", counted)
+    model = Divided()
+    for _ in range(6):
+        begun.append(losses_of(model))
+        backward(begun[-1], [model.head.weight], "mean", check_every=every)
+    assert found == certified
+
+
+def test_a_period_of_no_steps_is_refused() -> None:
+    model = Divided()
+    with pytest.raises(ArgumentError, match=r"`check_every` must be .* at least 1, got 0"):
+        backward(losses_of(model), model, check_every=0)
 
 
 def test_a_second_rule_for_the_same_input_is_refused() -> None:
@@ -168,7 +196,7 @@ class Wrong(nn.Module):
     ids=str,
 )
 @pytest.mark.parametrize("memory", ["fast", "low"])
-def test_the_certificate_has_no_scale(
+def test_the_compare_has_no_scale(
     memory: str, dtype: torch.dtype, factor: float, scale: float
 ) -> None:
     register_rule(NAME, 1)(lambda site: derivative(site, factor))

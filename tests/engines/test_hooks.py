@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lightning_jd import backward, gramian
 from lightning_jd.aggregators import Constant
 from lightning_jd.engines import Objectives, holds_hooks
-from lightning_jd.engines.tape.plan._cache import forget
+from lightning_jd.engines.tape.plan import memory
 from lightning_jd.errors import GraphError
 
 Hook = Callable[[Tensor], Tensor | None]
@@ -41,7 +41,7 @@ X = torch.randn(6, 4, dtype=torch.float64)
 
 @pytest.fixture(autouse=True)
 def nothing_is_certified_yet() -> None:
-    forget()
+    memory.forget()
 
 
 def rows(model: Hooked) -> Tensor:

@@ -238,7 +238,7 @@ def test_a_program_that_differs_from_its_rules_is_dropped_with_a_warning(
     tape_of(model(inputs(4, 6)), model)  # recorded, wrong, and not certified
     rule_with_a_mood[0] = 1.0
     losses = model(inputs(4, 6))
-    with pytest.warns(RuntimeWarning, match=r"A recorded step must do what the rules do"):
+    with pytest.warns(RuntimeWarning, match=r"A traced step must do what the rules do"):
         assert_exact(tape_of(losses, model), losses)
     for _ in range(3):
         losses = model(inputs(4, 6))

@@ -1,9 +1,9 @@
-"""The support matrix: what the tests run is what the README says.
+"""The support matrix: what the tests run is what docs/limits.md says.
 
-    python -m tests.integration.matrix README.md
+    python -m tests.integration.matrix docs/limits.md
 
 writes the table between the two markers in that file. `test_matrix.py`, `test_ddp.py` and
-`test_fsdp.py` run every cell, and hold that the table in the README is this one.
+`test_fsdp.py` run every cell, and hold that the table of the page is this one.
 """
 
 import sys
@@ -66,7 +66,7 @@ def table() -> str:
     refused = ", ".join(f"`{name}`" for name in sorted(REFUSED))
     legend = (
         f"✓: tested on a CPU, {' and '.join(MODULES)}; -: not offered by Lightning. "
-        f"Refused at setup: {refused} ([why](docs/limits.md))."
+        f"Refused at setup: {refused} ([why](#refused-at-setup))."
     )
     return "\n".join([*rows, "", legend])
 

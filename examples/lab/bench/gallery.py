@@ -117,10 +117,10 @@ def _slow(case: GalleryCase) -> dict[str, Value]:
     tape = Tape(Objectives.of(specimen.instances()), named)
     tape.gramian()
     slow = [name for name, path in tape.paths.items() if path.split()[0] in ("rows", "local")]
-    operations = [tape.culprits.get(name) or tape.paths[name].partition(" ")[2] for name in slow]
+    operations = [tape.lost_at.get(name) or tape.paths[name].partition(" ")[2] for name in slow]
     return {
         "slow": f"{len(slow)} of {len(named)}",
-        "probed": len(tape.culprits.keys() - set(slow)),
+        "probed": len(tape.lost_at.keys() - set(slow)),
         "culprit": ", ".join(sorted(set(filter(None, operations)))) or None,
         "slow_names": ", ".join(f"{name} ({tape.paths[name]})" for name in slow),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
 from typing import NamedTuple
 
 import torch
@@ -13,18 +12,6 @@ from lightning_jd.core.processes._selection import PooledSelection
 from lightning_jd.engines import NamedParameters
 
 Gradients = dict[str, Tensor]
-
-
-class Deferred(NamedTuple):
-    """Gradients of some parameters, computed when those before them have been delivered.
-
-    Attributes:
-        names: The parameters.
-        compute: Gives one gradient per parameter.
-    """
-
-    names: tuple[str, ...]
-    compute: Callable[[], list[Tensor]]
 
 
 class Delivery(NamedTuple):
@@ -41,11 +28,6 @@ class Delivery(NamedTuple):
     everywhere: bool = True
     averaged: bool = False
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether gradients may come one after another, because each is averaged as it comes."""
-        return self.averaged and self.everywhere
-
     def factor(self, pool: Pool) -> int:
         """The factor of the gradients of the rows of one process that is to undo the mean."""
         return pool.size if self.averaged else 1
@@ -61,7 +43,6 @@ def delivered(
     own: Gradients,
     complete: Gradients,
     delivery: Delivery,
-    deferred: Container[str] = (),
 ) -> Gradients:
     """The gradients that this process delivers.
 
@@ -72,7 +53,6 @@ def delivered(
             over processes, or mean if that is what will be taken, is the gradient.
         complete: The gradients of the other parameters, of all rows.
         delivery: What happens to them.
-        deferred: The parameters whose gradients are computed later; they are left out.
 
     Raises:
         ArgumentError: If the gradient of some parameter could not be delivered by anybody.
@@ -89,7 +69,7 @@ def delivered(
         share = 1.0 if delivery.everywhere else selection.share_here(name, pool.size)
         if share and name in complete:
             found[name] = complete[name] if share == 1 else share * complete[name]
-        elif share and name not in deferred:
+        elif share:
             found[name] = own[name] if name in own else torch.zeros_like(tensor)
     return found
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._accumulated import AccumulatedRows
 from lightning_jd.core.rows._base import Nonfinite, Rows
-from lightning_jd.core.rows._graph import GraphRows
+from lightning_jd.core.rows._graph import DEFAULT_OPTIONS, GraphRows
 from lightning_jd.core.rows._pieces import is_sharded
 from lightning_jd.core.rows._sharded import ShardedRows
-from lightning_jd.engines import NamedParameters, Select
+from lightning_jd.engines import NamedParameters, Select, TapeOptions
 
 
 def collect(
@@ -19,7 +17,7 @@ def collect(
     select: Select = "all",
     nonfinite: Nonfinite = "raise",
     keeps: bool = True,
-    memory: Literal["fast", "low"] = "fast",
+    options: TapeOptions = DEFAULT_OPTIONS,
     retain_graph: bool = False,
     pool: Pool | None = None,
 ) -> Rows:
@@ -32,8 +30,7 @@ def collect(
             or infinite. Parameters in pieces always raise.
         keeps: Whether rows are kept, (m, n) numbers on this process. Otherwise there is one
             micro-batch, whose graph must live until the update, and which is differentiated there.
-        memory: Where rows are not kept, ``"fast"`` keeps activation gradients; ``"low"`` keeps
-            less, and ends with an ordinary backward where that would still be much.
+        options: Those of the tape.
         retain_graph: Whether the graph of the losses is kept; otherwise it may be freed.
         pool: The processes; by default all of them.
 
@@ -56,7 +53,7 @@ def collect(
         [tensor([1.6667, 1.3333])]
     """
     if is_sharded(named):
-        return ShardedRows(named, select=select, keeps=keeps)
+        return ShardedRows(named, select=select, keeps=keeps, check_every=options.check_every)
     if keeps:
         return AccumulatedRows(named, select=select, nonfinite=nonfinite, pool=pool)
     return GraphRows(
@@ -64,6 +61,6 @@ def collect(
         pool=pool,
         select=select,
         nonfinite=nonfinite,
-        memory=memory,
+        options=options,
         retain_graph=retain_graph,
     )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_jd.aggregators import Method
-from lightning_jd.core.processes._delivery import Deferred, Delivery, Gradients, delivered
+from lightning_jd.core.processes._delivery import Delivery, Gradients, delivered
 from lightning_jd.core.processes._layout import Description, Layout
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.processes._selection import PooledSelection
@@ -54,7 +54,6 @@ class Rows(ABC):
         skipped: The names of the objectives that were left out, on all processes.
         has_values: Whether the value of each loss is known.
         skips: Whether objectives that are not finite are left out.
-        deferred: Gradients that :meth:`combine` leaves to be computed while others are averaged.
         as_plain: Whether the weights do not depend on the rows. Where hooks clip gradients, so that
             the order of clipping and averaging matters, the order is that of plain training then.
         only_norms: Whether :meth:`squared_norms` will be asked for in place of :meth:`gramian`.
@@ -79,7 +78,6 @@ class Rows(ABC):
         self.skipped: tuple[str, ...] = ()
         self.has_values = True
         self.skips = nonfinite == "skip"
-        self.deferred: list[Deferred] = []
         self.as_plain = False
         self.only_norms = False
         self._which, self._nonfinite = select, nonfinite
@@ -177,8 +175,7 @@ class Rows(ABC):
             delivery: What happens to the gradients.
 
         Returns:
-            Name of a parameter to its gradient, where some row reaches it and it is not one of
-            :attr:`deferred`.
+            Name of a parameter to its gradient, where some row reaches it.
         """
         return self._own_gradients(named, self._own_weights(weights, delivery))
 
@@ -194,8 +191,7 @@ class Rows(ABC):
             complete: The gradients of the other parameters, of all rows.
             delivery: What happens to them.
         """
-        deferred = {name for names, _ in self.deferred for name in names}
-        return delivered(self.pool, self._selection, own, complete, delivery, deferred)
+        return delivered(self.pool, self._selection, own, complete, delivery)
 
     def combined(self, weights: Tensor) -> Tensor | None:
         """The weighted sum of the losses with its graph, if differentiating it is all that is left.

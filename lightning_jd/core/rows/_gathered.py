@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -15,13 +15,8 @@ from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._cut_up import gradient_cut_up, rows_cut_up
 from lightning_jd.core.rows._pieces import cuts_of, is_cut_in_front, whole_of
 from lightning_jd.engines import NamedParameters, Objectives, Tape, leaves_reached
-from lightning_jd.engines.tape import Contribution, foresee
+from lightning_jd.engines.tape import Certificates, Contribution, foresee
 from lightning_jd.errors import GraphError
-
-#: Micro-batches between two certificates of the same kind of graph.
-CHECK_EVERY = 1000
-#: Micro-batches since the last certificate of a kind of graph; negative where one has failed.
-_standing: dict[Hashable, int] = {}
 
 
 class Gathered:
@@ -117,13 +112,13 @@ class Prospect:
 
     Attributes:
         obstacle: Why one pass is not enough, or nothing.
-        kind: The same for graphs that differ in sizes only.
+        certificates: Those of graphs that differ in sizes only.
         wholes: The whole parameters, as the graph knows them.
         precision: That of the least precise type of parameters and losses.
     """
 
     obstacle: str
-    kind: Hashable = None
+    certificates: Certificates | None = None
     wholes: NamedParameters = field(default_factory=list)
     precision: float = 0.0
 
@@ -139,13 +134,11 @@ class Prospect:
         try:
             if leaves_reached(objectives) - {id(whole) for _, whole in known}:
                 return cls("the losses depend on a tensor that is no parameter")
-            obstacle, kind = foresee(objectives, known, scale)
+            obstacle, certificates = foresee(objectives, known, scale)
         except GraphError as error:
             return cls(str(error))
-        if _standing.get(kind, 0) < 0:
-            return cls("a certificate has failed")
         types = {objectives.dtype, *(whole.dtype for _, whole in known)}
-        return cls(obstacle, kind, known, max(torch.finfo(dtype).eps for dtype in types))
+        return cls(obstacle, certificates, known, max(torch.finfo(dtype).eps for dtype in types))
 
     def holds(
         self, gathered: Gathered, combined: Callable[[Tensor], Tensor], *, by_rows: bool
@@ -164,7 +157,8 @@ class Prospect:
         v = (1 + torch.rand(m, generator=torch.Generator().manual_seed(m))).to(like)
         if gathered.agrees(v, combined(v), self.precision**0.5, by_rows=by_rows):
             return True
-        _standing[self.kind] = -(10**9)
+        assert self.certificates is not None
+        self.certificates.row_by_row = frozenset(range(len(self.wholes)))
         warnings.warn(
             "Rows of instances that were computed together differ from those of single passes. "
             "Parameters in pieces take one backward pass per instance from here on.",
@@ -173,11 +167,12 @@ class Prospect:
         )
         return False
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a certificate is."""
-        return _standing.get(self.kind, 0) % CHECK_EVERY == 0
+    def is_due(self, every: int) -> bool:
+        """Whether a certificate is, with so many micro-batches between two."""
+        return self.certificates is not None and self.certificates.is_due("sharded", every)
 
     def count(self, *, certified: bool) -> None:
         """One more micro-batch goes together."""
-        _standing[self.kind] = 1 if certified else 1 + _standing[self.kind]
+        assert self.certificates is not None
+        steps = self.certificates.steps
+        steps["sharded"] = 1 if certified else 1 + steps["sharded"]

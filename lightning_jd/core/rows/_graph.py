@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.core.processes._delivery import Deferred, Delivery, Gradients
+from lightning_jd.core.processes._delivery import Delivery, Gradients
 from lightning_jd.core.processes._exchange import all_at_first
 from lightning_jd.core.processes._gramian import LocalParts, gramian_of
 from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of
@@ -23,6 +23,7 @@ from lightning_jd.engines import (
     Objectives,
     Select,
     Tape,
+    TapeOptions,
     check_not_freed,
     column_count,
     holds_custom,
@@ -36,6 +37,9 @@ from lightning_jd.engines import (
 from lightning_jd.engines.tape import Contribution, SquaredNorms
 from lightning_jd.errors import GraphError
 
+#: The options of a tape that is not told otherwise.
+DEFAULT_OPTIONS = TapeOptions()
+
 
 class GraphRows(Rows):
     """Differentiates the losses of one micro-batch of each process when a method needs the rows.
@@ -47,9 +51,7 @@ class GraphRows(Rows):
         pool: The processes; by default all of them.
         select: The parameters to aggregate, see :func:`lightning_jd.engines.select`.
         nonfinite: ``"raise"`` or ``"skip"``, see :class:`Rows`.
-        memory: ``"fast"`` stores activation gradients (and the rows of tasks where these are
-            smaller) from the Gramian to the gradients. ``"low"`` stores less, and ends with an
-            ordinary backward pass where that would still be much; several processes work on some
+        options: Those of the tape. With ``memory="low"``, several processes work on some
             parameters at a time.
         retain_graph: Whether the graph of the losses is kept; one process may free it otherwise.
     """
@@ -61,12 +63,12 @@ class GraphRows(Rows):
         pool: Pool | None = None,
         select: Select = "all",
         nonfinite: Nonfinite = "raise",
-        memory: Literal["fast", "low"] = "fast",
+        options: TapeOptions = DEFAULT_OPTIONS,
         retain_graph: bool = False,
     ) -> None:
         super().__init__(named, pool=pool, select=select, nonfinite=nonfinite)
         self._is_alone = self.pool.size == 1
-        self._memory, self._frees = memory, self._is_alone and not retain_graph
+        self._options, self._frees = options, self._is_alone and not retain_graph
         self._retain_graph = not self._frees or self.skips  # AccumulatedRows differentiate again
         self._tapes: dict[str, Tape] = {}  # by the first parameter
         self._norms: tuple[Tape | None, SquaredNorms] = None, SquaredNorms()
@@ -104,7 +106,7 @@ class GraphRows(Rows):
     @override
     def _begin(self) -> None:
         selected = self._selection.selected
-        if not selected or self._objectives is None or self._memory == "low":
+        if not selected or self._objectives is None or self._options.memory == "low":
             return
         # A process with an error takes part in nothing else, and SyncBatchNorm would wait for it.
         if not holds_custom(self._objectives):
@@ -143,7 +145,7 @@ class GraphRows(Rows):
             tape = self._tape(named)
             squares = sum([part.to(squares) for part in self._norms_of(tape)], squares)
             self._note_paths(tape)
-            if self._memory == "low":
+            if self._options.memory == "low":
                 self._tapes.pop(named[0][0], None)  # an ordinary pass gives the gradients
         if self._is_alone:
             return squares
@@ -186,17 +188,6 @@ class GraphRows(Rows):
             if found is not None:
                 return _present(self.plain, found)
         return super().plain_gradients(delivery)
-
-    @override
-    def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:
-        tape = self._tapes.get(named[0][0])
-        overlaps = delivery.overlaps and not self._is_alone
-        if tape is None or not overlaps or self._is_ordinary(tape):
-            return super().combine(named, weights, delivery)
-        del self._tapes[named[0][0]]
-        for some, compute in tape.gradients_in_turn(self._own_weights(weights, delivery)):
-            self.deferred.append(Deferred(tuple([named[k][0] for k in some]), compute))
-        return {}
 
     @override
     def _own_gradients(self, named: NamedParameters, weights: Tensor) -> Gradients:
@@ -274,11 +265,11 @@ class GraphRows(Rows):
         if tape is None:
             # All groups differentiate the same graph.
             keep = self._retain_graph or len(named) < len(self.selected) or self._is_clipped
-            memory = self._memory if self._is_alone else "fast"
+            options = self._options if self._is_alone else replace(self._options, memory="fast")
             tape = Tape(
-                self._objectives, named, scale=self._scale, memory=memory, retain_graph=keep
+                self._objectives, named, scale=self._scale, retain_graph=keep, **vars(options)
             )
-            if self._is_alone or self._memory == "fast":
+            if self._is_alone or self._options.memory == "fast":
                 self._tapes[named[0][0]] = tape
         return tape
 
@@ -286,7 +277,7 @@ class GraphRows(Rows):
         """The squared norms of the rows of this process, by parameter; computed once."""
         tape_of, norms = self._norms
         if tape is not tape_of:
-            norms = tape.extract(SquaredNorms(), keeps=self._memory == "fast")
+            norms = tape.extract(SquaredNorms(), keeps=self._options.memory == "fast")
             self._norms = tape, norms
         return norms.found.values()
 
@@ -312,7 +303,7 @@ class GraphRows(Rows):
         some: NamedParameters = []
         for name, tensor in named:
             size = self.layout.m * (tensor.numel() + sum(other.numel() for _, other in some))
-            if some and size > limit and self._memory == "low":
+            if some and size > limit and self._options.memory == "low":
                 yield some
                 some = []
             some.append((name, tensor))

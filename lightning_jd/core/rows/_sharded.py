@@ -34,6 +34,7 @@ from lightning_jd.core.rows._pieces import (
     unsupported_by_pieces,
 )
 from lightning_jd.engines import NamedParameters, Objectives, Select, Tape, column_count, select
+from lightning_jd.engines.tape import CHECK_EVERY
 from lightning_jd.errors import ArgumentError
 
 
@@ -47,18 +48,24 @@ class ShardedRows(Rows):
         select: Which of them are aggregated, see :func:`lightning_jd.engines.select`.
         keeps: Whether there may be several micro-batches, whose rows are kept. Otherwise those of
             instances are formed where they are needed, and as far as they are.
+        check_every: Micro-batches between two certificates of the same kind of graph.
 
     Raises:
         SetupError: If a parameter is not cut into one piece per process.
     """
 
     def __init__(
-        self, named: NamedParameters, *, select: Select = "all", keeps: bool = True
+        self,
+        named: NamedParameters,
+        *,
+        select: Select = "all",
+        keeps: bool = True,
+        check_every: int = CHECK_EVERY,
     ) -> None:
         pool = Pool(local(named[0][1]).device)
         super().__init__(named, pool=pool, select=select, can_skip=False)
         check_pieces(named, self.pool.size)
-        self._keeps = keeps
+        self._keeps, self._check_every = keeps, check_every
         self._gathered: Gathered | None = None
         self._pieces: NamedParameters = [(name, local(tensor)) for name, tensor in named]
         self._kinds: set[tuple[str, int]] = set()  # and the number of tasks per instance
@@ -187,7 +194,7 @@ class ShardedRows(Rows):
         tasks = () if listed else tuple((name, 1) for name in objectives.names)
         description = Description(kinds, columns, tasks, objectives.m if listed else 0)
         said = (objectives.nonfinite(), objectives.m, description)
-        answers = self.pool.gather((*said, prospect.obstacle, prospect.is_due))
+        answers = self.pool.gather((*said, prospect.obstacle, prospect.is_due(self._check_every)))
         told = [(bad, m, each) for bad, m, each, *_ in answers]
         obstacle = next((why for *_, why, _ in answers if why), "")
         is_due = any(due for *_, due in answers)

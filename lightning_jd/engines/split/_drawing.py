@@ -11,11 +11,6 @@ from lightning_jd.engines.split._region import Place, inputs_of, operation, root
 def drawing_of(loss: Tensor, depth: int = 6, width: int = 4) -> str:
     """Draw the operations that a loss was computed by last.
 
-    Args:
-        loss: The loss.
-        depth: How many operations below one another are shown.
-        width: How many inputs of one operation are shown.
-
     Example:
         >>> import torch
         >>> x = torch.ones(2, 3, requires_grad=True)

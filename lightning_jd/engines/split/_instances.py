@@ -17,18 +17,19 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from lightning_jd.engines._reach import LEAF
-from lightning_jd.engines.split._linear import COPIES, is_linear
-from lightning_jd.engines.split._origin import flows_into, origin_of, starts_sum
-from lightning_jd.engines.split._rebuild import rebuilt
-from lightning_jd.engines.split._reductions import (
-    BY_ENTRY,
+from lightning_jd.engines.split._operations import (
     CHOICES,
+    COPIES,
     LOSSES,
     REDUCTIONS,
+    acts_by_entry,
     examples_at,
+    is_linear,
     layout_of,
     reduces_examples,
 )
+from lightning_jd.engines.split._origin import flows_into, origin_of, starts_sum
+from lightning_jd.engines.split._rebuild import rebuilt
 from lightning_jd.engines.split._region import (
     Place,
     inputs_of,
@@ -50,7 +51,7 @@ _CLOSE = 1e-5
 
 _PARAMETER = "a parameter is part of it, which belongs to no example"
 #: Operations that entries, chosen from a tensor, may go through before they are summed.
-_BY_CHOICE = BY_ENTRY | COPIES | CHOICES | REDUCTIONS | LOSSES
+_BY_CHOICE = COPIES | CHOICES | REDUCTIONS | LOSSES.keys()
 
 
 class NotSeparableError(Exception):
@@ -62,10 +63,6 @@ def instances_of(loss: Tensor, parameters: Collection[int] = ()) -> Tensor:
 
     They are what the same code gives with ``reduction="none"``, averaged over what an example has
     more than one of (tokens, pixels, outputs). The summands of a plain sum are not averaged.
-
-    Args:
-        loss: A scalar.
-        parameters: Tensors that are parameters, see :func:`origin_of`.
 
     Raises:
         NotSeparableError: With the reason.
@@ -100,10 +97,6 @@ def _by_example(products: Tensor, owners: Owners, m: int) -> Tensor:
 
 class _Shares:
     """Follows a scalar down to tensors that are split by example.
-
-    Args:
-        loss: The scalar.
-        parameters: Tensors that are parameters, see :func:`origin_of`.
 
     Attributes:
         m: How many examples there are.
@@ -185,8 +178,8 @@ class _Shares:
                     continue
                 self._check(node)
             below = self._below[node] or reduces_examples(node)
-            single = self._single[node] and operation(node) in _BY_CHOICE
-            single = single and len(inputs_of(node)) == 1
+            chosen = operation(node) in _BY_CHOICE or acts_by_entry(node)
+            single = self._single[node] and chosen and len(inputs_of(node)) == 1
             for child, owners in self._inputs(place):
                 if owners is not None:
                     self._own(child, owners)
@@ -296,7 +289,7 @@ class _Shares:
                 return 1.0
             if divisor is not None and len(shape) == 1 and not is_folded:
                 return divisor  # a mean by hand
-        elif name in ("NllLoss", "NllLoss2D") and not is_folded:
+        elif name in LOSSES and LOSSES[name].picks_classes and not is_folded:
             # The sum of the weights of the classes, or the number of labels that are not ignored.
             entries = prod(shape) // shape[1]
             return node._saved_total_weight * (shape[0] / entries)  # type: ignore[attr-defined,no-any-return]

@@ -34,11 +34,6 @@ def merged_penalties(
 ) -> Penalties | None:
     """Weight decay by hand, over all layers, is one objective among the losses.
 
-    Args:
-        terms: The terms of a sum.
-        parameters: Tensors that are parameters, see :func:`origin_of`.
-        dtype: The type of the sum.
-
     Returns:
         ``None`` if there is nothing to merge: fewer than two such terms, no other term, or hooks
         on a parameter, which would run twice.

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from lightning_jd.engines._reach import LEAF
+from lightning_jd.engines.split._operations import RESHAPED
 from lightning_jd.engines.split._region import Place, inputs_of, operation, shape_at
-
-_RESHAPES = {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"}
 
 
 def rebuilt(place: Place) -> Tensor | None:
@@ -28,7 +27,7 @@ def rebuilt(place: Place) -> Tensor | None:
     node: Any = place[0]
     name = operation(node)
     with torch.enable_grad():
-        if name in _RESHAPES and len(inputs_of(node)) == 1:
+        if name in RESHAPED and len(inputs_of(node)) == 1:
             below = rebuilt(inputs_of(node)[0])
             return None if below is None else below.reshape(shape_at(place))
         if name == "Mm":

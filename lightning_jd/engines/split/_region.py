@@ -145,16 +145,6 @@ def _filled(node: Node, gradients: list[Tensor | None]) -> list[Tensor | None]:
     ]
 
 
-def signed(number: int) -> int:
-    """Autograd shows negative numbers as unsigned ones.
-
-    Example:
-        >>> signed(2**64 - 100), signed(3)
-        (-100, 3)
-    """
-    return number - 2**64 if number >= 2**63 else number
-
-
 def saved_by(node: Node) -> Iterator[Tensor]:
     """The tensors that an operation keeps for its backward pass, as they are in the graph."""
     for name in dir(node):

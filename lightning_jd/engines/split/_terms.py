@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from lightning_jd.engines._objectives import Term
-from lightning_jd.engines.split._linear import is_linear, is_stacked
+from lightning_jd.engines.split._operations import LOSSES, is_linear, is_stacked
 from lightning_jd.engines.split._origin import starts_sum
 from lightning_jd.engines.split._region import (
     Place,
@@ -26,10 +26,6 @@ def terms_of(loss: Tensor, parameters: Collection[int] = ()) -> dict[Place, Term
     """Split a scalar into the terms of its sum, each with its factor.
 
     A term that appears twice is one term. A leaf that the sum was begun with is none.
-
-    Args:
-        loss: The scalar.
-        parameters: Tensors that are parameters, see :func:`origin_of`.
 
     Example:
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -64,9 +60,12 @@ def _is_smoothed(node: Node) -> bool:
         return False
     below = [_chain(child, 3) for child in inputs_of(node)]
     return any(
-        (first[:2] == ["Mul", "NllLoss"] and second[:3] == ["Mul", "Div", "Sum"])
-        or (first[:2] == ["Mul", "NllLoss2D"] and second[:3] == ["Mul", "Div", "Sum"])
+        first[0] == "Mul"
+        and first[1] in LOSSES
+        and LOSSES[first[1]].picks_classes
+        and second[:3] == ["Mul", "Div", "Sum"]
         for first, second in (below, below[::-1])
+        if len(first) > 1
     )
 
 

@@ -10,43 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_jd.engines._reach import LEAF
-from lightning_jd.engines.split._region import Place, operation, shape_at, signed
+from lightning_jd.engines.split._operations import LOSSES, RESHAPED
+from lightning_jd.engines.split._region import Place, operation, shape_at
+from lightning_jd.engines.tape.graph import signed
 
-_REDUCTION = ("none", "mean", "sum")
-_Rule = Callable[[Any], Tensor]
 #: An operation to its result, computed again from what it has kept.
-_AGAIN: dict[str, _Rule] = {
-    "NllLoss": lambda n: F.nll_loss(
-        n._saved_self,
-        n._saved_target,
-        n._saved_weight,
-        ignore_index=signed(n._saved_ignore_index),
-        reduction=_reduction(n),
-    ),
-    "MseLoss": lambda n: F.mse_loss(n._saved_self, n._saved_target, reduction=_reduction(n)),
-    "SmoothL1Loss": lambda n: F.smooth_l1_loss(
-        n._saved_self, n._saved_target, beta=n._saved_beta, reduction=_reduction(n)
-    ),
-    "HuberLoss": lambda n: F.huber_loss(
-        n._saved_self, n._saved_target, delta=n._saved_delta, reduction=_reduction(n)
-    ),
-    "BinaryCrossEntropy": lambda n: F.binary_cross_entropy(
-        n._saved_self, n._saved_target, n._saved_weight, reduction=_reduction(n)
-    ),
-    "BinaryCrossEntropyWithLogits": lambda n: F.binary_cross_entropy_with_logits(
-        n._saved_self,
-        n._saved_target,
-        n._saved_weight,
-        pos_weight=n._saved_pos_weight,
-        reduction=_reduction(n),
-    ),
+_AGAIN: dict[str, Callable[[Any], Tensor]] = {
+    **{name: loss.value for name, loss in LOSSES.items() if loss.value is not None},
     "Abs": lambda n: n._saved_self.abs(),
     "Pow": lambda n: n._saved_self**n._saved_exponent,
     "Log": lambda n: n._saved_self.log(),
     "Log1P": lambda n: n._saved_self.log1p(),
     "Softplus": lambda n: F.softplus(n._saved_self, n._saved_beta, n._saved_threshold),
 }
-_AGAIN["NllLoss2D"] = _AGAIN["NllLoss"]
 #: Operations that take a part of their input.
 _CHOSEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "Select": lambda n, x: x.select(signed(n._saved_dim), signed(n._saved_index)),
@@ -54,10 +30,6 @@ _CHOSEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "MaskedSelect": lambda n, x: x[n._saved_mask],
     "Index": lambda n, x: x[tuple(slice(None) if i is None else i for i in n._saved_indices)],
 }
-#: The same numbers in another shape.
-_RESHAPED = {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Expand", "Alias"}
-
-
 #: Operations whose result follows from those of their inputs.
 _FOLLOWS = {"Mean", "Sum", "Mul", "Div", "Neg", "ToCopy", "Clone", "Add", "Sub"}
 #: How many operations are looked at for one value.
@@ -98,16 +70,17 @@ class _Values:
             return result.detach()
         if name in _AGAIN:
             return _AGAIN[name](node).detach()
-        if name not in _FOLLOWS | _CHOSEN.keys() | _RESHAPED:
+        if name not in _FOLLOWS | _CHOSEN.keys() | RESHAPED | {"Expand"}:
             return None
         first, second = (self._input(node, slot) for slot in (0, 1))
         if first is None:
             return None
         if name in _CHOSEN:
             return _CHOSEN[name](node, first)
-        if name in _RESHAPED:
-            shape = shape_at(place)
-            return first.expand(shape) if name == "Expand" else first.reshape(shape)
+        if name == "Expand":
+            return first.expand(shape_at(place))
+        if name in RESHAPED:
+            return first.reshape(shape_at(place))
         return _follow(node, name, first, second)
 
     def _input(self, node: Any, slot: int) -> Tensor | None:
@@ -134,7 +107,3 @@ def _follow(node: Any, name: str, first: Tensor, second: Tensor | None) -> Tenso
     if name in ("Mul", "Div"):
         return first * second if name == "Mul" else first / second
     return torch.add(first, second, alpha=node._saved_alpha * (1 if name == "Add" else -1))
-
-
-def _reduction(node: Any) -> str:
-    return _REDUCTION[node._saved_reduction]

@@ -22,11 +22,15 @@ from lightning_jd.engines.tape.owners.flow import (
     register_flow,
     unregister_flow,
 )
+from lightning_jd.engines.tape.plan import Certificates
 from lightning_jd.engines.tape.rules import NotApplicableError, Site, register_rule, unregister_rule
+from lightning_jd.engines.tape.run import CHECK_EVERY, TapeOptions
 
 __all__ = [
+    "CHECK_EVERY",
     "REDUCED",
     "Budget",
+    "Certificates",
     "Contribution",
     "Crossing",
     "Explanation",
@@ -44,6 +48,7 @@ __all__ = [
     "Slow",
     "SquaredNorms",
     "Tape",
+    "TapeOptions",
     "UnprovenError",
     "cross",
     "explain",

@@ -99,8 +99,8 @@ def explain(losses: Losses | Objectives, params: Parameters) -> Explanation:
     tape.gramian()
     lines = []
     for name, tensor in named:
-        path, culprit = tape.paths[name], tape.culprits.get(name)
-        why, remedy = _reason(path, culprit, objectives.kind)
+        path, lost_at = tape.paths[name], tape.lost_at.get(name)
+        why, remedy = _reason(path, lost_at, objectives.kind)
         lines.append(Line(name, tuple(tensor.shape), path, why, remedy))
     return Explanation(tuple(lines), objectives.kind, objectives.m)
 
@@ -142,10 +142,10 @@ def slow_parameters(tape: Tape) -> dict[str, Slow]:
     slow = {}
     for name, path in tape.paths.items():
         if _is_slow(path, kind):
-            culprit = tape.culprits.get(name)
-            operation = path.partition(" ")[2] or culprit or ""
+            lost_at = tape.lost_at.get(name)
+            operation = path.partition(" ")[2] or lost_at or ""
             is_mixed = not path.startswith("local")
-            slow[name] = Slow(operation, m, *_reason(path, culprit, kind), is_mixed)
+            slow[name] = Slow(operation, m, *_reason(path, lost_at, kind), is_mixed)
     return slow
 
 
@@ -158,14 +158,14 @@ def _shape(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "scalar"
 
 
-def _reason(path: str, culprit: str | None, kind: str) -> tuple[str, str]:
+def _reason(path: str, lost_at: str | None, kind: str) -> tuple[str, str]:
     how, _, operation = path.partition(" ")
     if how == "rule":
-        if culprit is None:
+        if lost_at is None:
             return "one pass for all rows", ""
         return (
-            f"one pass for all rows, after a probe: rows could not be followed through {culprit}",
-            f"no flow is known for {culprit}; an equivalent of known operations avoids the probe",
+            f"one pass for all rows, after a probe: rows could not be followed through {lost_at}",
+            f"no flow is known for {lost_at}; an equivalent of known operations avoids the probe",
         )
     if how == "local":
         return (
@@ -178,9 +178,9 @@ def _reason(path: str, culprit: str | None, kind: str) -> tuple[str, str]:
         return "no loss depends on it", ""
     if kind == "tasks":
         return "one pass per task", ""
-    if culprit is None:
+    if lost_at is None:
         return "one pass per row", ""
-    return f"one pass per row: {culprit} mixes rows, or hides them", _REMEDIES.get(culprit, "")
+    return f"one pass per row: {lost_at} mixes rows, or hides them", _REMEDIES.get(lost_at, "")
 
 
 _NORM = (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.engines.tape._certificate import random_vector
+from lightning_jd.engines.tape._compare import random_vector
 from lightning_jd.engines.tape.contributions import Contribution, Projection
 
 #: How far a number may be from a certified one, relative to itself, ...

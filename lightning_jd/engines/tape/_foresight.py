@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -11,11 +11,11 @@ from typing_extensions import override
 from lightning_jd.engines._hooks import hook_history
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines._parameters import NamedParameters
-from lightning_jd.engines.tape.graph import is_hooked
+from lightning_jd.engines.tape.graph import is_hooked, walk
 from lightning_jd.engines.tape.owners import Crossed, Evidence, Owners
-from lightning_jd.engines.tape.plan import known_graph, standing_of
-from lightning_jd.engines.tape.rules import rule_of, saved_names_of
-from lightning_jd.engines.tape.run import Request, experience_of
+from lightning_jd.engines.tape.plan import Certificates, memory
+from lightning_jd.engines.tape.rules import rule_at
+from lightning_jd.engines.tape.run import Request, TapeOptions
 
 
 class Foresight(NamedTuple):
@@ -23,11 +23,11 @@ class Foresight(NamedTuple):
 
     Attributes:
         obstacle: Why not, or nothing.
-        kind: The same for graphs with the same number of hooks that differ in sizes only.
+        certificates: Those of graphs with as many hooks that differ in sizes only.
     """
 
     obstacle: str = ""
-    kind: Hashable = None
+    certificates: Certificates | None = None
 
 
 def foresee(objectives: Objectives, named: NamedParameters, scale: float | Tensor) -> Foresight:
@@ -45,30 +45,35 @@ def foresee(objectives: Objectives, named: NamedParameters, scale: float | Tenso
         >>> foresee(losses, list(layer.named_parameters()), 1.0).obstacle
         'NativeBatchNormBackward0 may mix instances'
     """
-    request = Request(objectives, named, scale, "fast", "off", 1, retain_graph=True)
+    request = Request(objectives, named, scale, TapeOptions(check="off"), retain_graph=True)
     if request.instances is None:
         return Foresight("there is one row only")
-    graph, known = known_graph(objectives.outputs, request.tensors)
-    evidence = _Unasked(graph, request.owners)
+    graph = walk(objectives.outputs, request.tensors)
+    known = memory.known(graph, request.types)
+    hooks = hook_history.count(graph.nodes)
+    certificates = memory.certificates(known, ("sharded", hooks))
+    if certificates.row_by_row:
+        return Foresight("a certificate has failed")
     try:
-        hooks = hook_history.count(graph.nodes)
-        standing = standing_of(known, graph, evidence.m, request.model, is_hooked=hooks > 0)
-        plan = known.plan(evidence, standing.demoted)
+        plan = known.plan(graph, request.owners, evidence=_Unasked)
     except _Asked as question:
         return Foresight(f"{graph.nodes[question.node].name()} may mix instances")
     if plan.by_rows:
-        return Foresight(f"{next(iter(plan.culprits.values()), 'an operation')} mixes instances")
+        return Foresight(f"{next(iter(plan.lost_at.values()), 'an operation')} mixes instances")
     if plan.computed:
         return Foresight("parameters are computed with before they are used")
-    refused = experience_of(plan).refused
     for position, use in enumerate(plan.uses):
         node, slot = graph.nodes[use.node], use.slots[0]
-        has_rule = rule_of(node.name(), slot) is not None
-        if not has_rule or plan.arrangements[position] is None or refused.get(position):
+        rule = rule_at(node.name(), slot)
+        if (
+            rule.function is None
+            or plan.arrangements[position] is None
+            or plan.refused.get(position)
+        ):
             return Foresight(f"there is no rule for {node.name()}")
-        if any(is_hooked(node, name) for name in saved_names_of(node.name(), slot)):
+        if any(is_hooked(node, name) for name in rule.saved):
             return Foresight("activations are computed again in the backward pass")
-    return Foresight("", (plan.kind, hooks))
+    return Foresight("", certificates)
 
 
 class _Asked(Exception):  # noqa: N818  # it ends a search, and is no error

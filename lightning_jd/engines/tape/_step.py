@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import NamedTuple
@@ -10,29 +10,36 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_jd.engines.tape._agreement import Said, agree, complain_of_program, said_by
-from lightning_jd.engines.tape._certificate import Mismatch, mismatches, random_vector
-from lightning_jd.engines.tape._complaint import complain
+from lightning_jd.engines._hooks import hook_history
+from lightning_jd.engines.tape._compare import (
+    Mismatch,
+    ProgramResult,
+    mismatches,
+    random_vector,
+    report,
+)
 from lightning_jd.engines.tape._extracts import Extract
-from lightning_jd.engines.tape._way import Way, decide, key_of, may_loop
-from lightning_jd.engines.tape.graph import Graph, holds_functions, types_in
-from lightning_jd.engines.tape.owners import Evidence
-from lightning_jd.engines.tape.plan import KnownGraph, Plan, known_graph, standing_of
+from lightning_jd.engines.tape.graph import Graph, holds_functions, walk
+from lightning_jd.engines.tape.plan import Known, Plan, memory
 from lightning_jd.engines.tape.run import (
+    MAX_LOOP_NUMBERS,
     Collector,
     Ledger,
     Loop,
-    Recording,
+    PlanRunner,
     Replay,
     Request,
     Visitor,
+    can_free,
+    can_trace,
+    is_light,
     loop_over_tasks,
-    record,
+    trace,
 )
 
 
 class Outcome(NamedTuple):
-    """What a step has found.
+    """The result of a step.
 
     Attributes:
         ledger: The Gramian, and what gradients are computed from.
@@ -48,180 +55,229 @@ class Outcome(NamedTuple):
     is_hooked: bool = False
 
 
-class Step:
-    """Computes the Gramian of one graph.
+def run_step(
+    request: Request,
+    *,
+    collects: bool = False,
+    beside: Sequence[Tensor] = (),
+    extract: Extract | None = None,
+) -> Outcome:
+    """Compute the Gramian of one graph by the fastest exact way, or collect its contributions.
 
     Args:
-        request: What is asked for.
-        collects: Contributions are collected, and nothing is multiplied.
+        request: The request.
+        collects: Whether contributions are collected.
         beside: Other parameters, whose gradients a loop gives, too.
-        extract: Takes the contributions in place of a ledger that collects them.
+        extract: Takes the contributions, which are kept only if they are collected, too.
+
+    Raises:
+        GraphError: If no loss depends on a parameter, or autograd cannot see through a
+            checkpoint, or a certificate fails and ``check`` is ``"raise"``.
+    """
+    if not (collects or extract) and may_loop(request):
+        loop = loop_over_tasks(
+            *(request.objectives, request.tensors, request.scale, request.dtype),
+            retain_graph=request.retain_graph,
+            beside=beside,
+        )
+        if not loop.reached:
+            raise request.nothing_reached()
+        return Outcome(loop, paths=dict.fromkeys(loop.reached, "rows"))
+    graph = walk(request.objectives.outputs, request.tensors)
+    known = memory.known(graph, request.types)
+    outcome = None
+    while outcome is None:  # once more, if a certificate has failed
+        step = Step(request, graph, known, collects=collects, extract=extract)
+        outcome = step.certified() if step.is_due else step.uncertified()
+    return outcome
+
+
+def may_loop(request: Request) -> bool:
+    """Whether tasks are so small that a plain loop over them is fastest."""
+    objectives, tensors, m = request.objectives, request.tensors, request.objectives.m
+    if isinstance(objectives.losses, Tensor) or m == 1 or request.options.check == "always":
+        return False
+    numbers = m * sum([tensor.numel() for tensor in tensors])
+    if request.options.memory == "low" or numbers > MAX_LOOP_NUMBERS:
+        return False
+    return all(t.device == objectives.device and not t.is_complex() for t in tensors)
+
+
+class Step:
+    """What a step does, decided before anything is computed.
+
+    Attributes:
+        plan: The plan.
+        is_due: Whether the step must be certified.
     """
 
     def __init__(
         self,
         request: Request,
+        graph: Graph,
+        known: Known,
         *,
-        collects: bool = False,
-        beside: Sequence[Tensor] = (),
-        extract: Extract | None = None,
+        collects: bool,
+        extract: Extract | None,
     ) -> None:
-        self.request, self.beside, self.extract = request, beside, extract
-        self.keeps, self.collects = collects, collects or extract is not None
-        self.paths: Mapping[int, str] | None = None
+        self.request, self.graph, self.known = request, graph, known
+        self.keeps, self.collects, self.extract = collects, collects or extract is not None, extract
+        self.is_hooked = hook_history.count(graph.nodes) > 0
+        self.certificates = memory.certificates(known, (request.model, self.is_hooked))
+        row_by_row = self.certificates.row_by_row
+        self.plan = plan = known.plan(graph, request.owners, row_by_row)
+        if not plan.reached:
+            raise request.nothing_reached()
+        is_low = request.options.memory == "low"
+        is_simple = not (self.collects or self.is_hooked)
+        self._is_traceable = is_simple and not is_low
+        self._is_traceable &= plan.program is not None or can_trace(plan, request.instances)
+        #: What the program reads, if there is a program that fits.
+        self._inputs: list[Tensor] | None = None
+        if self._is_traceable and plan.program is not None:
+            self._inputs = plan.program.inputs(graph, request.scale)
+        has_program = self._inputs is not None
+        self._frees = is_simple and not request.retain_graph
+        self._frees = self._frees and (has_program or can_free(graph, plan))
+        self._frees = self._frees and (not is_low or is_light(plan))
+        # An ordinary backward pass gives the combined rows only where everything is linear.
+        self._keeps = not is_low or self._frees or bool(row_by_row) or not self.is_linear
+        # What is captured inside of a graph is captured before hooks, see docs/certificates.md.
+        by_rows = plan.reached if request.instances is None else plan.by_rows
+        self._plain = by_rows if self.is_hooked else by_rows & row_by_row
+        # What is certified is what runs: that depends on what is kept for the gradients, on the
+        # order of the sizes, and on whether there is a program.
+        sizes = request.objectives.m.bit_length(), plan.activations.bit_length()
+        extracted = extract and extract.name
+        self._delivery = request.options.memory, self._keeps, sizes, has_program, extracted
+        self.is_due = self._is_due()
 
-    def run(self) -> Outcome:
-        """Take the fastest exact way that is known for this graph.
+    def _is_due(self) -> bool:
+        check = self.request.options.check
+        if check == "off" or self.plan.reached <= self._plain:
+            return False
+        if check == "always" or self.is_hooked:  # a hook may begin to change gradients in any step
+            return True
+        return self.certificates.is_due(self._delivery, self.request.options.check_every)
 
-        Raises:
-            GraphError: If no loss depends on a parameter, or autograd cannot see through a
-                checkpoint, or a certificate fails and ``check`` is ``"raise"``.
-        """
-        if self.collects or not may_loop(self.request):
-            return self.by_plan()
-        loop = self.loop()
-        if not loop.reached:
-            raise self.request.nothing_reached()
-        return Outcome(loop, paths=dict.fromkeys(loop.reached, "rows"))
+    @property
+    def is_linear(self) -> bool:
+        """Whether gradients are known to be linear in the losses."""
+        return not (self.is_hooked or holds_functions(self.graph))
 
-    def by_plan(self) -> Outcome:
-        """Walk the graph, look its plan up, and carry it out."""
-        request = self.request
-        graph, known = known_graph(request.objectives.outputs, request.tensors)
-        last: Way | None = known.way
-        name = "" if self.extract is None else self.extract.name
-        key = key_of(request, graph, collects=self.collects, extract=name)
-        if last is not None and last.is_repeated(key) and not last.is_due(request):
-            replay = self.replay(last, graph)
-            if replay is not None:
-                last.standing.passed(last.delivery)
-                return Outcome(replay, last.plan)
-        evidence = Evidence(graph, request.owners)
-        standing = standing_of(known, graph, evidence.m, key.model, is_hooked=key.is_hooked)
-        while True:
-            plan = known.plan(evidence, standing.demoted)
-            if not plan.reached:
-                raise request.nothing_reached()
-            way = decide(request, graph, plan, standing, key)
-            way.experience.steps += 1
-            known.way = way if known.is_static else None
-            if not way.is_due(request):
-                return self.uncertified(way, graph, known)
-            outcome = self.certified(way, graph, known)
-            if outcome is not None:
-                return outcome
-
-    def uncertified(self, way: Way, graph: Graph, known: KnownGraph) -> Outcome:
-        """Run the program, record it, or ask the rules."""
-        request, plan = self.request, way.plan
-        way.standing.passed(way.delivery)
-        if way.has_program and (replay := self.replay(way, graph)) is not None:
+    def uncertified(self) -> Outcome:
+        """Run the program, trace it, or run the rules."""
+        request, plan = self.request, self.plan
+        if request.options.check != "off":
+            self.certificates.steps[self._delivery] += 1
+        if (replay := self._replay(retain_graph=not self._frees)) is not None:
             return Outcome(replay, plan)
-        if way.can_replay and way.experience.steps > 1:  # it has been met before: it may be again
-            ledger, compiled = record(graph, plan, request)
-            way.experience.compiled, way.experience.is_unrecordable = compiled, compiled is None
+        plan.steps += 1
+        if self._is_traceable and plan.steps > 1:  # it was met before: it may be again
+            ledger, plan.program = trace(self.graph, plan, request)
+            plan.is_traceable = plan.program is not None
             return Outcome(ledger, plan)
-        kind = self.collector() if self.collects else Ledger
-        empty = request.empty_ledger(kind, keeps=way.keeps, once=way.frees)
-        ledger = self.interpret(graph, known, way, empty, frees=way.frees)
-        return Outcome(ledger, plan, self.paths, way.key.is_hooked)
+        kind = self._collector() if self.collects else Ledger
+        ledger = request.empty_ledger(kind, keeps=self._keeps, once=self._frees)
+        return self._by_rules(ledger, retain_graph=not self._frees)
 
-    def certified(self, way: Way, graph: Graph, known: KnownGraph) -> Outcome | None:
-        """Ask the rules, and check what they say, and what the program says.
+    def certified(self) -> Outcome | None:
+        """Run the rules, and compare them, and the program, with an ordinary pass.
 
         Returns:
-            ``None`` if parameters failed: they are dealt with row by row, by another plan.
+            ``None`` if parameters failed: another plan computes them row by row.
         """
-        request, plan = self.request, way.plan
-        said = self.said(way, graph)  # before the rules keep what they need
-        empty = request.empty_ledger(keeps=way.keeps, notes=True)
-        ledger = self.interpret(graph, known, way, empty)
-        agrees = said is not None and agree(said, ledger, request.tensors)
-        del said
-        wrong = self.mismatches(ledger, graph, way)
-        if wrong == [] and way.has_program and not agrees:
-            way.experience.compiled, way.experience.is_unrecordable = None, True
-            complain_of_program()
+        request, plan = self.request, self.plan
+        plan.steps += 1
+        result = self._program_result()  # before the rules keep what they need
+        outcome = self._by_rules(request.empty_ledger(keeps=self._keeps, notes=True))
+        assert isinstance(outcome.ledger, Ledger)
+        wrong = self._mismatches(outcome.ledger, result)
         if wrong:
-            complain(wrong, [n for n, _ in request.named], raises=request.check == "raise")
-            way.standing.demoted |= {p for mismatch in wrong for p in mismatch.parameters}
-            return None
-        ledger.shares.clear()
+            names = [name for name, _ in request.named]
+            report(wrong, names, raises=request.options.check == "raise")
+            failed = {p for found in wrong if found.what != "program" for p in found.parameters}
+            if failed:
+                self.certificates.row_by_row |= failed
+                return None
+            plan.program, plan.is_traceable = None, False
+        G = None if wrong is None else outcome.ledger.G
+        outcome.ledger.shares.clear()
         if self.collects:
-            kind = self.collector(None if wrong is None else ledger.G)
-            ledger = self.interpret(graph, known, way, request.empty_ledger(kind))
+            outcome = self._by_rules(request.empty_ledger(self._collector(G)))
         if self.extract is not None and self.extract.wrong:
-            bad = frozenset(self.extract.wrong)
-            found = [Mismatch((p,), self.extract.name, inf) for p in sorted(bad)]
-            complain(found, [n for n, _ in request.named], raises=request.check == "raise")
-            way.standing.demoted |= bad
+            failed = set(self.extract.wrong)
+            found = [Mismatch((p,), self.extract.name, inf) for p in sorted(failed)]
+            names = [name for name, _ in request.named]
+            report(found, names, raises=request.options.check == "raise")
+            self.certificates.row_by_row |= failed
             return None
         if wrong is not None:
-            way.standing.passed(way.delivery)
-        return Outcome(ledger, plan, self.paths, way.key.is_hooked)
+            self.certificates.steps[self._delivery] += 1
+        return outcome
 
-    def collector(self, certified: Tensor | None = None) -> Callable[..., Ledger]:
+    def _collector(self, certified: Tensor | None = None) -> Callable[..., Ledger]:
         """Makes the ledger that takes the contributions, which are compared if G is certified."""
         if self.extract is None:
             return Collector
         self.extract.begin(certified)
         return partial(Visitor, self.extract.take, self.keeps)
 
-    def interpret(
-        self,
-        graph: Graph,
-        known: KnownGraph,
-        way: Way,
-        ledger: Ledger,
-        *,
-        frees: bool = False,
-    ) -> Ledger:
-        """Ask the rules."""
-        recording = Recording(
-            *(graph, known, way.plan, self.request), plain=way.plain, retain_graph=not frees
+    def _by_rules(self, ledger: Ledger, *, retain_graph: bool = True) -> Outcome:
+        runner = PlanRunner(
+            *(self.graph, self.known, self.plan, self.request),
+            plain=self._plain,
+            retain_graph=retain_graph,
         )
-        recording.run(ledger)
+        runner.run(ledger)
         ledger.close()
-        self.paths = recording.paths
-        return ledger
+        return Outcome(ledger, self.plan, runner.paths, self.is_hooked)
 
-    def replay(self, way: Way, graph: Graph) -> Replay | None:
-        """Run the program; ``None`` if it is gone, or something is not as it was recorded."""
-        compiled = way.experience.compiled
-        if compiled is None:
+    def _replay(self, *, retain_graph: bool) -> Replay | None:
+        """Run the program, if there is one that fits."""
+        if self._inputs is None:
             return None
-        return compiled.run(graph, self.request, retain_graph=not way.frees)
+        found: Replay | None = self.plan.program.run(
+            self.graph, self.request, self._inputs, retain_graph=retain_graph
+        )
+        return found
 
-    def said(self, way: Way, graph: Graph) -> Said | None:
-        """What the program says, if there is one that runs."""
-        if not way.has_program:
-            return None
-        replay = self.replay(way._replace(frees=False), graph)
-        return None if replay is None else said_by(replay)
+    def _program_result(self) -> ProgramResult | None:
+        replay = self._replay(retain_graph=True)
+        return None if replay is None else ProgramResult.of(replay, self._spread)
 
-    def mismatches(self, ledger: Ledger, graph: Graph, way: Way) -> list[Mismatch] | None:
-        """What a certificate finds.
+    def _mismatches(self, ledger: Ledger, program: ProgramResult | None) -> list[Mismatch] | None:
+        """The result of a certificate.
 
         Returns:
-            ``None`` where something is not finite, so that nothing can be compared: it is tried
-            again in the next step.
+            ``None`` where something is not finite, so that nothing can be compared: the next step
+            is certified instead.
         """
         if not bool(torch.isfinite(ledger.G).all()):
             return None
-        # Under autocast, parameters and losses are precise, but what is between them is not.
-        tensors = self.request.tensors
-        types = {tensor.dtype.to_real() for tensor in tensors} | types_in(graph)
-        dtype = max(types, key=lambda dtype: torch.finfo(dtype).eps)
-        v = random_vector(ledger.G, spread=1e6 if torch.finfo(dtype).bits > 16 else 1e3)
-        is_linear = not (way.key.is_hooked or holds_functions(graph))
-        ordinary = self.request.ordinary_gradients
-        return mismatches(ledger, v, ordinary, dtype, way.plain, is_linear=is_linear)
-
-    def loop(self) -> Loop:
-        """One pass per task, by plain autograd."""
-        request = self.request
-        return loop_over_tasks(
-            *(request.objectives, request.tensors, request.scale, request.dtype),
-            retain_graph=request.retain_graph,
-            beside=self.beside,
+        if program is None or not bool(torch.isfinite(program.v).all()):
+            v = random_vector(ledger.G, self._spread)
+        else:
+            v = program.v
+        return mismatches(
+            *(ledger, v, self.request.ordinary_gradients, self._dtype, self._plain),
+            is_linear=self.is_linear,
+            program=program,
         )
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """The least precise type that takes part."""
+        # Under autocast, parameters and losses are precise, but what is between them is not.
+        types = {tensor.dtype for tensor in self.request.tensors} | self.graph.types
+        return max(_real(types), key=lambda dtype: torch.finfo(dtype).eps)
+
+    @property
+    def _spread(self) -> float:
+        """The largest ratio of two weights of a certificate."""
+        return 1e6 if torch.finfo(self._dtype).bits > 16 else 1e3
+
+
+def _real(types: Collection[torch.dtype]) -> set[torch.dtype]:
+    """The floating-point types of some types."""
+    return {dtype.to_real() for dtype in types if dtype.is_floating_point or dtype.is_complex}

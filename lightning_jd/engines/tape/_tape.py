@@ -12,16 +12,21 @@ from torch import Tensor
 from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines.tape._extracts import Extract
-from lightning_jd.engines.tape._step import Outcome, Step
-from lightning_jd.engines.tape._way import may_loop
+from lightning_jd.engines.tape._step import Outcome, may_loop, run_step
 from lightning_jd.engines.tape.contributions import Contribution
-from lightning_jd.engines.tape.run import Collector, Ledger, Loop, Replay, Request
-from lightning_jd.errors import ArgumentError
+from lightning_jd.engines.tape.run import (
+    CHECK_EVERY,
+    Check,
+    Collector,
+    Ledger,
+    Loop,
+    Replay,
+    Request,
+    TapeOptions,
+)
 
 _Result = TypeVar("_Result")
 _Extract = TypeVar("_Extract", bound=Extract)
-#: Steps between two certificates of the same kind of graph.
-CHECK_EVERY = 1000
 #: Bytes of gradients that are computed together where others are reduced meanwhile: as many as
 #: DistributedDataParallel waits for before it reduces the first.
 _PART = 1 << 20
@@ -52,7 +57,7 @@ class Tape:
             that is possible, as ``Tensor.backward`` does, and gradients can be asked for once.
 
     Raises:
-        ArgumentError: If ``memory`` or ``check`` is none of these.
+        ArgumentError: If an option is none of these.
 
     Example:
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -71,18 +76,13 @@ class Tape:
         *,
         scale: float | Tensor = 1.0,
         memory: Literal["fast", "low"] = "fast",
-        check: Literal["auto", "raise", "always", "off"] = "auto",
+        check: Check = "auto",
         check_every: int = CHECK_EVERY,
         retain_graph: bool = True,
     ) -> None:
-        if memory not in ("fast", "low"):
-            raise ArgumentError(f"`memory` must be 'fast' or 'low', got {memory!r}.")
-        if check not in ("auto", "raise", "always", "off"):
-            raise ArgumentError(
-                f"`check` must be 'auto', 'raise', 'always' or 'off', got {check!r}."
-            )
+        options = TapeOptions(memory, check, check_every)
         self._request = Request(
-            *(objectives, list(named_params)), scale, memory, check, check_every, retain_graph
+            objectives, list(named_params), scale, options, retain_graph=retain_graph
         )
         self._outcome: Outcome | None = None
 
@@ -118,10 +118,10 @@ class Tape:
         return self._outcome is not None and self._outcome.is_hooked
 
     @property
-    def culprits(self) -> dict[str, str]:
+    def lost_at(self) -> dict[str, str]:
         """The operation at which rows could not be followed further, where that happened."""
         plan = None if self._outcome is None else self._outcome.plan
-        found = {} if plan is None else plan.culprits
+        found = {} if plan is None else plan.lost_at
         return {self.named[k][0]: name for k, name in found.items()}
 
     def gramian(self) -> Tensor:
@@ -134,7 +134,7 @@ class Tape:
                 checkpoint, or a certificate fails and ``check`` is ``"raise"``.
         """
         if self._outcome is None or isinstance(self._outcome.ledger, Collector):
-            self._outcome = self._precisely(Step(self._request).run)
+            self._outcome = self._precisely(partial(run_step, self._request))
         return self._outcome.ledger.G
 
     def gradients_beside(self, others: Sequence[Tensor]) -> list[Tensor | None] | None:
@@ -152,7 +152,7 @@ class Tape:
         """
         if self._outcome is not None or not may_loop(self._request):
             return None
-        self._outcome = self._precisely(Step(self._request, beside=others).run)
+        self._outcome = self._precisely(partial(run_step, self._request, beside=others))
         assert isinstance(self._outcome.ledger, Loop)
         return self._outcome.ledger.beside
 
@@ -167,7 +167,7 @@ class Tape:
             GraphError: As :meth:`gramian`.
         """
         if self._outcome is None or not isinstance(self._outcome.ledger, Collector):
-            self._outcome = self._precisely(Step(self._request, collects=True).run)
+            self._outcome = self._precisely(partial(run_step, self._request, collects=True))
         assert isinstance(self._outcome.ledger, Collector)
         return list(self._outcome.ledger.contributions)
 
@@ -185,7 +185,8 @@ class Tape:
         Raises:
             GraphError: As :meth:`gramian`.
         """
-        outcome = self._precisely(Step(self._request, collects=keeps, extract=what).run)
+        step = partial(run_step, self._request, collects=keeps, extract=what)
+        outcome = self._precisely(step)
         if keeps:
             self._outcome = outcome
         return what

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.accelerators.on_device.test_backward import FORMS, METHODS, Net
+from tests.accelerators.on_device.test_fit import SUPPORTED, assert_same, fitted
 from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._pytree import tree_map
@@ -19,8 +21,6 @@ from lightning_jd.engines import Objectives, Tape
 from lightning_jd.errors import ArgumentError, NonFiniteError
 from lightning_jd.linalg import dual_cone_residuals, min_norm_residuals, upgrad_solution
 from lightning_jd.metrics import DeltaM, Hypervolume, MeanRank, delta_m, hypervolume, mean_rank
-from tests.accelerators.on_device.test_backward import FORMS, METHODS, Net
-from tests.accelerators.on_device.test_fit import SUPPORTED, assert_same, fitted
 from tests.engines.oracle import assert_gradients, assert_gramian, jacobian_blocks
 from tests.engines.zoo import CASES, FEW
 from tests.helpers.examples import spec

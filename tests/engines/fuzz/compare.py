@@ -12,9 +12,9 @@ from torch import Tensor
 from lightning_jd import backward
 from lightning_jd.aggregators import Constant, UPGrad
 from lightning_jd.engines import Objectives, Tape, gramian, jacobian
-from lightning_jd.engines.tape import _certificate
+from lightning_jd.engines.tape import _compare
 from lightning_jd.engines.tape.owners import _probe
-from lightning_jd.engines.tape.plan._cache import forget
+from lightning_jd.engines.tape.plan import memory
 from lightning_jd.errors import GraphError
 from tests.engines.fuzz.generate import STEPS, Graph
 from tests.engines.oracle import scalars
@@ -31,7 +31,7 @@ _BITS = {"float64": 26, "float32": 11, "bfloat16": 5, "float16": 7}
 _FEW = 4.0
 #: Results are zero below about this, a Gramian of half precision, which is float32, too.
 _UNDERFLOW = {"float64": 1e-200, "float32": 1e-36, "bfloat16": 1e-36, "float16": 1e-6}
-_ALARMS = ("got a mismatch", "A recorded step must", "must be linear in the losses")
+_ALARMS = ("got a mismatch", "A traced step must", "must be linear in the losses")
 
 
 class Rows(NamedTuple):
@@ -296,8 +296,8 @@ def _run(
     mode: Callable[..., str], checked: Checked, steps: int
 ) -> tuple[tuple[int, str] | None, str, str]:
     """The first step that is wrong and what is; the first refusal; the first alarm."""
-    forget()  # as in a process of its own
-    for generator in (_certificate._RANDOM, _probe._random_numbers):
+    memory.forget()  # as in a process of its own
+    for generator in (_compare._RANDOM, _probe._random_numbers):
         generator.manual_seed(0)
     names = checked.graph.build()
     refused = alarm = ""

@@ -25,7 +25,6 @@ from lightning_jd.engines.tape.graph._records import (
     Record,
     holds_functions,
     records_of,
-    types_in,
     walk,
 )
 from lightning_jd.engines.tape.graph._types import Ids, Shape
@@ -64,6 +63,5 @@ __all__ = [
     "signed",
     "table_changed",
     "table_version",
-    "types_in",
     "walk",
 ]

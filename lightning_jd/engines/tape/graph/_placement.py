@@ -73,9 +73,6 @@ class Placement:
     def placed(self, rows: Tensor) -> Tensor:
         """Rows of gradients of what the operation consumes -> rows of gradients of the parameter.
 
-        Args:
-            rows: Shape ``(r, *shape)``.
-
         Returns:
             Shape ``(r, size)``.
         """

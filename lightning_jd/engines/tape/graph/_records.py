@@ -57,11 +57,13 @@ class Graph(NamedTuple):
         nodes: Each is listed once.
         signature: All nodes in the same order, one after the other; see :func:`records_of`.
         roots: The outputs.
+        types: Those of the results of all operations.
     """
 
     nodes: list[Node]
     signature: tuple[Hashable, ...]
     roots: tuple[Edge, ...]
+    types: frozenset[torch.dtype]
 
 
 def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
@@ -83,6 +85,7 @@ def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
             nodes.append(root)
         roots.append(Edge(number_of[root], output_number))
     signature: list[Any] = []
+    types: set[torch.dtype] = set()
     for node in nodes:  # grows while it is walked: breadth first
         name = node.name()
         if name == LEAF:
@@ -102,6 +105,7 @@ def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
                 nodes.append(child)
             signature += (number, output_number)
         for result in described:
+            types.add(result.dtype)
             if result.is_nested_tensor:
                 signature.append(NESTED)
             else:
@@ -112,13 +116,7 @@ def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
             signature.append(READERS[name](node))
         elif name in HIDING:
             check_visible([node])
-    return Graph(nodes, tuple(signature), tuple(roots))
-
-
-def types_in(graph: Graph) -> set[torch.dtype]:
-    """The floating-point types of all results of operations."""
-    found = {described.dtype for node in graph.nodes for described in node._input_metadata}
-    return {dtype.to_real() for dtype in found if dtype.is_floating_point or dtype.is_complex}
+    return Graph(nodes, tuple(signature), tuple(roots), frozenset(types))
 
 
 def holds_functions(graph: Graph) -> bool:

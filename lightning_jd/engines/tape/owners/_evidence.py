@@ -44,10 +44,6 @@ class Evidence:
     """Index tensors and experiments, looked up on demand.
 
     A plan that was made with some of it holds for steps with the same evidence.
-
-    Args:
-        graph: The graph of the step.
-        m: The number of owners; a single one owns everything.
     """
 
     def __init__(self, graph: Graph, m: int) -> None:

@@ -55,12 +55,7 @@ _UNORDERED = 4.0
 
 
 class Probe:
-    """Experiments that show who owns the slices of some gradients.
-
-    Args:
-        graph: The graph.
-        m: The number of owners.
-    """
+    """Experiments that show who owns the slices of some gradients."""
 
     def __init__(self, graph: Graph, m: int) -> None:
         self._graph, self._m = graph, m

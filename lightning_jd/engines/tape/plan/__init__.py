@@ -1,15 +1,7 @@
-"""What to do with each parameter of a kind of graph, decided once."""
+"""What to do with each parameter of a graph, decided once, and remembered."""
 
-from lightning_jd.engines.tape.plan._cache import KnownGraph, Standing, known_graph, standing_of
+from lightning_jd.engines.tape.plan._memory import Certificates, Known, memory
 from lightning_jd.engines.tape.plan._plan import Plan
 from lightning_jd.engines.tape.plan._uses import Unit, Use
 
-__all__ = [
-    "KnownGraph",
-    "Plan",
-    "Standing",
-    "Unit",
-    "Use",
-    "known_graph",
-    "standing_of",
-]
+__all__ = ["Certificates", "Known", "Plan", "Unit", "Use", "memory"]

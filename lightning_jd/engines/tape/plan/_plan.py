@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +22,12 @@ from lightning_jd.engines.tape.graph import (
 from lightning_jd.engines.tape.owners import Arrangement, Evidence, Owners, alone, in_order
 from lightning_jd.engines.tape.plan._survey import Survey
 from lightning_jd.engines.tape.plan._uses import Unit, Use, units_of
-from lightning_jd.engines.tape.rules import outputs_of
+from lightning_jd.engines.tape.rules import rule_at
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Plan:
-    """The result of planning.
+    """The result of planning, and what steps with it have shown.
 
     Attributes:
         records: The graph.
@@ -38,13 +39,18 @@ class Plan:
         virtual: The uses of results of such computations.
         by_rows: Parameters for which one pass per objective is needed.
         reached: All tracked parameters that the losses depend on.
-        culprits: The operation at which the owners of a parameter's uses got lost, if they did.
+        lost_at: The operation at which the owners of a parameter's uses got lost, if they did.
         order: The nodes, parents first.
         leaves: The node of each tracked parameter.
         sizes: How many numbers each result of an operation has, those of parameters alone aside.
         roots: The outputs that are differentiated.
-        kind: The same for graphs that differ in sizes only.
         sparse: Parameters whose gradients autograd would make sparse, as tables of embeddings.
+        refused: Whether the rule for a use did not apply, by position; filled by steps.
+        node_order: The operations in the order in which a pass met them: a program adds up in the
+            same order, so that it rounds as rules do.
+        steps: How many steps were not replayed.
+        program: The program that was traced last, if any.
+        is_traceable: Whether there may be one: nothing depends on the values of tensors.
     """
 
     records: tuple[Record, ...]
@@ -55,13 +61,17 @@ class Plan:
     virtual: tuple[int, ...]
     by_rows: frozenset[int]
     reached: frozenset[int]
-    culprits: dict[int, str]
+    lost_at: dict[int, str]
     order: tuple[int, ...]
     leaves: dict[int, int]
     sizes: dict[Edge, int]
-    kind: int
     sparse: frozenset[int]
     roots: tuple[Edge, ...]
+    refused: dict[int, bool] = field(default_factory=dict)
+    node_order: list[int] = field(default_factory=list)
+    steps: int = 0
+    program: Any = None
+    is_traceable: bool = True
 
     @cached_property
     def activations(self) -> int:
@@ -114,7 +124,7 @@ class Plan:
 
     @cached_property
     def lowest_outputs(self) -> tuple[Edge, ...]:
-        """The outputs of those of these operations that have no other of them below."""
+        """Outputs of the lowest operations that use a parameter: no other one is below them."""
         return self._outputs(lowest(self.records, self.order, self.by_node))
 
     def _outputs(self, nodes: Iterable[int]) -> tuple[Edge, ...]:
@@ -129,12 +139,11 @@ def make_plan(
     records: tuple[Record, ...],
     roots: Sequence[Edge],
     evidence: Evidence,
-    demoted: Collection[int] = (),
-    kind: int = 0,
+    row_by_row: frozenset[int] = frozenset(),
 ) -> Plan:
     """Follow the owners from the losses down to the parameters.
 
-    What matters of the evidence is looked up; demoted parameters are not claimed.
+    What matters of the evidence is looked up; those dealt with row by row are not claimed.
     """
     order = parents_first(records, [edge.node for edge in roots])
     reaching = reaching_of(records, order)
@@ -145,22 +154,21 @@ def make_plan(
     for node in order:
         if node in reaching and records[node].name != LEAF:
             survey.cross(node)
-    return _sorted_out(survey, frozenset(demoted), order, evidence.m, kind, tuple(roots))
+    return _sorted_out(survey, row_by_row, order, evidence.m, tuple(roots))
 
 
 def _sorted_out(
     survey: Survey,
-    demoted: frozenset[int],
+    row_by_row: frozenset[int],
     order: tuple[int, ...],
     m: int,
-    kind: int,
     roots: tuple[Edge, ...],
 ) -> Plan:
     records = survey.records
     mixed = {k for use in survey.uses if use.owners is None for k in use.parameters}
     positions = [_position(records[edge.node]) for edge in roots]
     losses = {position for position in positions if position is not None}
-    by_rows = demoted | survey.opaque | mixed | losses
+    by_rows = row_by_row | survey.opaque | mixed | losses
     reached = {records[node].facts for node in survey.reaching if records[node].name == LEAF}
     computed = survey.computed - by_rows
     placed = [use for use in survey.uses if use.placements[0].parameter not in by_rows]
@@ -178,7 +186,7 @@ def _sorted_out(
         virtual=tuple(virtual),
         by_rows=frozenset(by_rows & reached),
         reached=frozenset(reached),  # type: ignore[arg-type]  # facts of a leaf are a position
-        culprits=survey.culprits,
+        lost_at=survey.lost_at,
         order=order,
         leaves={
             record.facts: node
@@ -186,7 +194,6 @@ def _sorted_out(
             if record.name == LEAF and isinstance(record.facts, int) and record.facts != FOREIGN
         },
         sizes={edge: prod(records[edge.node].shapes[edge.output]) for edge in survey.states},
-        kind=kind,
         sparse=_sparse(survey),
         roots=roots,
     )
@@ -199,7 +206,7 @@ def _position(record: Record) -> int | None:
 
 def _arrangement(use: Use, records: Sequence[Record], m: int) -> Arrangement | None:
     assert use.owners is not None
-    read = outputs_of(records[use.node].name, use.slots[0])
+    read = rule_at(records[use.node].name, use.slots[0]).outputs
     used = {k: owners for k, owners in enumerate(use.owners) if owners is not None}
     if not used or max(used) >= read:
         return None

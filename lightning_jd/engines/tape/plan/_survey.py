@@ -26,13 +26,7 @@ OPAQUE = {"CompiledFunctionBackward", NESTED}
 
 
 class Survey:
-    """Crosses the graph and notes every use of a parameter.
-
-    Args:
-        records: The graph.
-        reaching: The nodes that a tracked parameter is below.
-        evidence: What the data of the step say, where owners depend on them.
-    """
+    """Crosses the graph and notes every use of a parameter."""
 
     def __init__(self, records: tuple[Record, ...], reaching: set[int], evidence: Evidence) -> None:
         self.records, self.reaching = records, reaching
@@ -41,8 +35,9 @@ class Survey:
         self.uses: list[Use] = []
         self.virtual: list[Use] = []
         self.computed: set[int] = set()
-        self.culprits: dict[int, str] = {}
-        self._lost_at: dict[int, str] = {}
+        #: Where the owners of the uses of a parameter got lost, and those of a node.
+        self.lost_at: dict[int, str] = {}
+        self._lost_above: dict[int, str] = {}
         self.opaque: set[int] = set()
 
     def arrive(self, edge: Edge, state: State) -> None:
@@ -69,7 +64,7 @@ class Survey:
                     self.arrive(edge, Zone.SHARED)
             return
         owners = _owners(states)
-        lost_at = None if owners is not None else self._lost_at.get(node, "several paths")
+        lost_at = None if owners is not None else self._lost_above.get(node, "several paths")
         if record.name in OPAQUE:
             self._give_up(record)
             return
@@ -80,7 +75,7 @@ class Survey:
             if (placement := place(self.records, child)) is not None:
                 self.uses.append(Use(node, (slot,), (placement,), owners, child))
                 if lost_at is not None:
-                    self.culprits[placement.parameter] = lost_at
+                    self.lost_at[placement.parameter] = lost_at
             elif flowed[slot] is REDUCED:
                 shape = self.records[child.node].shapes[child.output]
                 result = Placement(-1 - len(self.virtual), prod(shape), shape)
@@ -102,12 +97,12 @@ class Survey:
         for child in self._children(record):
             if (parameter := self._parameter(child)) is not None:
                 self.opaque.add(parameter)
-                self.culprits[parameter] = record.name
+                self.lost_at[parameter] = record.name
             else:
                 self._lose(child, record.name)
 
     def _lose(self, child: Edge, operation: str) -> None:
-        self._lost_at.setdefault(child.node, operation)
+        self._lost_above.setdefault(child.node, operation)
         self.arrive(child, Zone.UNPROVEN)
 
     def _flow(self, node: int, owners: Sequence[Owners | None]) -> Sequence[object]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lightning_jd.engines.tape.graph import Edge, Placement, Record, overlap
 from lightning_jd.engines.tape.owners import Owners
-from lightning_jd.engines.tape.rules import bias_slot_of
+from lightning_jd.engines.tape.rules import rule_at
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,7 @@ class Unit:
 def units_of(
     placed: Sequence[Use], computed: Collection[int], records: Sequence[Record]
 ) -> tuple[list[Use], list[Unit]]:
-    """All uses in a new order, and the units that they belong to.
-
-    Args:
-        placed: The uses, in any order.
-        computed: Parameters that are also reached through other computations on parameters.
-        records: The graph.
-    """
+    """All uses in a new order, and the units that they belong to."""
     by_parameter: dict[int, list[Use]] = defaultdict(list)
     for use in placed:
         by_parameter[use.placements[0].parameter].append(use)
@@ -97,7 +91,7 @@ def _fused(
         pairs: list[Use] = []
         biases: set[int] = set()
         for use in uses:
-            slot = bias_slot_of(records[use.node].name, use.slots[0])
+            slot = rule_at(records[use.node].name, use.slots[0]).bias
             partner = None if slot is None else at.get((use.node, slot))
             if partner is None or partner.placements[0].where is not None:
                 break

@@ -12,24 +12,16 @@ from lightning_jd.engines.tape.rules._broadcast import sum_of_broadcast
 from lightning_jd.engines.tape.rules._registry import (
     NotApplicableError,
     Site,
-    bias_slot_of,
-    is_for_tasks,
-    outputs_of,
     register_rule,
-    rule_of,
-    saved_names_of,
+    rule_at,
     unregister_rule,
 )
 
 __all__ = [
     "NotApplicableError",
     "Site",
-    "bias_slot_of",
-    "is_for_tasks",
-    "outputs_of",
     "register_rule",
-    "rule_of",
-    "saved_names_of",
+    "rule_at",
     "sum_of_broadcast",
     "unregister_rule",
 ]

@@ -120,16 +120,18 @@ Rule = Callable[[Site], Contribution | Tensor]
 
 
 @dataclass(frozen=True)
-class _Entry:
-    rule: Rule | None = None
+class RuleEntry:
+    """A rule with the arguments of :func:`register_rule`."""
+
+    function: Rule | None = None
     saved: tuple[str, ...] = ()
     bias: int | None = None
     outputs: int = 1
     for_tasks: bool = False
 
 
-_RULES: dict[tuple[str, int], _Entry] = {}
-_NO_RULE = _Entry()
+_RULES: dict[tuple[str, int], RuleEntry] = {}
+_NO_RULE = RuleEntry()
 
 
 def register_rule(
@@ -164,7 +166,7 @@ def register_rule(
                 f"`register_rule` must name an input without a rule, got {name!r}, slot {slot}. "
                 "Remove the old one with `unregister_rule` first."
             )
-        _RULES[name, slot] = _Entry(rule, saved, bias, outputs, for_tasks)
+        _RULES[name, slot] = RuleEntry(rule, saved, bias, outputs, for_tasks)
         table_changed()
         return rule
 
@@ -177,26 +179,6 @@ def unregister_rule(name: str, slot: int) -> None:
     table_changed()
 
 
-def rule_of(name: str, slot: int) -> Rule | None:
-    """The rule for an input of an operation, if there is one."""
-    return _RULES.get((name, slot), _NO_RULE).rule
-
-
-def bias_slot_of(name: str, slot: int) -> int | None:
-    """The slot that the rule for this slot can include."""
-    return _RULES.get((name, slot), _NO_RULE).bias
-
-
-def saved_names_of(name: str, slot: int) -> tuple[str, ...]:
-    """The saved tensors that a rule reads."""
-    return _RULES.get((name, slot), _NO_RULE).saved
-
-
-def outputs_of(name: str, slot: int) -> int:
-    """How many outputs of the operation a rule reads."""
-    return _RULES.get((name, slot), _NO_RULE).outputs
-
-
-def is_for_tasks(name: str, slot: int) -> bool:
-    """Whether a rule is faster than autograd also for a single row."""
-    return _RULES.get((name, slot), _NO_RULE).for_tasks
+def rule_at(name: str, slot: int) -> RuleEntry:
+    """The rule for an input of an operation; one without a function if there is none."""
+    return _RULES.get((name, slot), _NO_RULE)

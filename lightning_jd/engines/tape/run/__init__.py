@@ -1,29 +1,28 @@
 """One step: passes over a graph, as its plan says."""
 
-from lightning_jd.engines.tape.run._compiled import Compiled, Replay
-from lightning_jd.engines.tape.run._experience import Experience, experience_of
 from lightning_jd.engines.tape.run._freeing import can_free, is_light
-from lightning_jd.engines.tape.run._gramian_sum import Collector, Ledger, Visitor
-from lightning_jd.engines.tape.run._loop import ROWS, Loop, loop_over_tasks
-from lightning_jd.engines.tape.run._record import can_compile, record
-from lightning_jd.engines.tape.run._request import Request
-from lightning_jd.engines.tape.run._run import Recording
+from lightning_jd.engines.tape.run._ledger import Collector, Ledger, Visitor
+from lightning_jd.engines.tape.run._loop import MAX_LOOP_NUMBERS, Loop, loop_over_tasks
+from lightning_jd.engines.tape.run._plan_runner import PlanRunner
+from lightning_jd.engines.tape.run._request import CHECK_EVERY, Check, Request, TapeOptions
+from lightning_jd.engines.tape.run._trace import can_trace, trace
+from lightning_jd.engines.tape.run._traced_step import Replay
 
 __all__ = [
-    "ROWS",
+    "CHECK_EVERY",
+    "MAX_LOOP_NUMBERS",
+    "Check",
     "Collector",
-    "Compiled",
-    "Experience",
     "Ledger",
     "Loop",
-    "Recording",
+    "PlanRunner",
     "Replay",
     "Request",
+    "TapeOptions",
     "Visitor",
-    "can_compile",
     "can_free",
-    "experience_of",
+    "can_trace",
     "is_light",
     "loop_over_tasks",
-    "record",
+    "trace",
 ]

@@ -6,16 +6,11 @@ from collections.abc import Sequence
 
 from lightning_jd.engines.tape.contributions import Contribution, merge
 from lightning_jd.engines.tape.plan import Plan, Unit
-from lightning_jd.engines.tape.run._gramian_sum import Ledger
+from lightning_jd.engines.tape.run._ledger import Ledger
 
 
 class Assembly:
-    """Passes units on to the ledger as soon as all their uses have been delivered.
-
-    Args:
-        plan: What belongs together.
-        ledger: Where complete units go.
-    """
+    """Passes units on to the ledger as soon as all their uses have been delivered."""
 
     def __init__(self, plan: Plan, ledger: Ledger) -> None:
         self._ledger = ledger

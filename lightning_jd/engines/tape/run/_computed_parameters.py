@@ -26,15 +26,7 @@ def computed_rows(
     parameters: Mapping[int, Tensor],
     m: int,
 ) -> list[Contribution]:
-    """Rows of the parameters that are computed with.
-
-    Args:
-        graph: The graph.
-        plan: The plan for it.
-        parts: Contributions by use: those of the results, and of direct uses of the parameters.
-        parameters: The parameters in question.
-        m: The number of objectives.
-    """
+    """Rows of the parameters that are computed with, from the contributions of all uses."""
     found = _pulled_back(graph, plan, parts, parameters, m)
     for unit in plan.units:
         (parameter, *_) = unit.parameters

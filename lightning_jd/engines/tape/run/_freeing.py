@@ -6,28 +6,21 @@ from math import prod
 
 from lightning_jd.engines.tape.graph import VIEWS, Graph, is_hooked
 from lightning_jd.engines.tape.plan import Plan
-from lightning_jd.engines.tape.rules import saved_names_of
-from lightning_jd.engines.tape.run._experience import experience_of
+from lightning_jd.engines.tape.rules import rule_at
 
 #: What may be kept, as a share of parameters and of the results of all operations.
 _SHARE = 0.3
 
 
 def can_free(graph: Graph, plan: Plan) -> bool:
-    """Whether the pass for the Gramian leaves nothing to do for which the graph is needed.
-
-    Args:
-        graph: The graph.
-        plan: The plan for it.
-    """
+    """Whether the pass for the Gramian leaves nothing to do for which the graph is needed."""
     if plan.computed or plan.by_rows:
         return False  # computations on parameters, and rows, are differentiated after the pass
-    refused = experience_of(plan).refused
     for position, use in enumerate(plan.uses):
-        if refused.get(position, True):
+        if plan.refused.get(position, True):
             return False  # unknown, or the operation is run once more after the pass
         node, slot = graph.nodes[use.node], use.slots[0]
-        if any(is_hooked(node, name) for name in saved_names_of(node.name(), slot)):
+        if any(is_hooked(node, name) for name in rule_at(node.name(), slot).saved):
             return False  # what is recomputed is given out once per pass
     return True
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from lightning_jd.engines._hooks import hooks_silenced
-from lightning_jd.engines._objectives import Objectives, Output
+from lightning_jd.engines._objectives import Objectives, Output, is_one
 from lightning_jd.engines.tape.contributions import products
 from lightning_jd.engines.tape.graph import run_engine
 
 #: Numbers that the rows of all tasks may be (1 MB in float32). Not a measurement: a run that is
 #: resumed must take the same way as one that was not interrupted, bit for bit.
-ROWS = 1 << 18
+MAX_LOOP_NUMBERS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,8 @@ def loop_over_tasks(
     retain_graph: bool = True,
     beside: Sequence[Tensor] = (),
 ) -> Loop:
-    """One pass per task.
-
-    Args:
-        objectives: The tasks.
-        parameters: The parameters, real ones.
-        scale: What the losses are multiplied by before they are differentiated.
-        dtype: The type to compute in.
-        retain_graph: Whether the graph is kept.
-        beside: Parameters that the Gramian is not about.
-    """
-    is_scaled = not (isinstance(scale, (int, float)) and scale == 1)
+    """One pass per task."""
+    is_scaled = not is_one(scale)
     targets, n = [*parameters, *beside], len(parameters)
     rows = _rows(objectives, targets, scale if is_scaled else None, retain_graph=retain_graph)
     sums = [_sum(column) for column in zip(*[row[n:] for row in rows], strict=True)]

@@ -20,7 +20,7 @@ from typing_extensions import override
 from lightning_jd.engines.tape.graph import is_constant
 
 #: Inputs and weights -> the Gramian and the gradients.
-TracedStep = Callable[[list[Tensor], Tensor], tuple[Tensor, list[Tensor]]]
+StepCode = Callable[[list[Tensor], Tensor], tuple[Tensor, list[Tensor]]]
 
 _aten = torch.ops.aten
 _OF_TORCH = (
@@ -64,7 +64,7 @@ class Program:
             that is neither an input nor a constant.
     """
 
-    def __init__(self, step: TracedStep, inputs: Sequence[Tensor], weights: Tensor) -> None:
+    def __init__(self, step: StepCode, inputs: Sequence[Tensor], weights: Tensor) -> None:
         try:
             module = make_fx(step)([tensor.detach() for tensor in inputs], weights)
         except RuntimeError as error:  # it reads values

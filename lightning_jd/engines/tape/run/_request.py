@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdRef
 
 from lightning_jd.engines._columns import to_columns
-from lightning_jd.engines._objectives import Objectives
+from lightning_jd.engines._objectives import Objectives, is_one
 from lightning_jd.engines.tape.graph import gradients_of
-from lightning_jd.engines.tape.run._gramian_sum import Ledger
-from lightning_jd.errors import GraphError
+from lightning_jd.engines.tape.run._ledger import Ledger
+from lightning_jd.errors import ArgumentError, GraphError
+
+Check = Literal["auto", "raise", "always", "off"]
+#: Steps between two certificates of the same kind of graph.
+CHECK_EVERY = 1000
+
+
+@dataclass(frozen=True)
+class TapeOptions:
+    """The options of a :class:`~lightning_jd.engines.tape.Tape`, which documents them.
+
+    Raises:
+        ArgumentError: If one has an invalid value.
+    """
+
+    memory: Literal["fast", "low"] = "fast"
+    check: Check = "auto"
+    check_every: int = CHECK_EVERY
+
+    def __post_init__(self) -> None:
+        if self.memory not in ("fast", "low"):
+            raise ArgumentError(f"`memory` must be 'fast' or 'low', got {self.memory!r}.")
+        if self.check not in get_args(Check):
+            raise ArgumentError(
+                f"`check` must be 'auto', 'raise', 'always' or 'off', got {self.check!r}."
+            )
+        every = self.check_every
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ArgumentError(
+                f"`check_every` must be a number of steps, at least 1, got {every!r}."
+            )
 
 
 class Request:
@@ -24,7 +55,7 @@ class Request:
         device: That of the losses.
         dtype: The type to compute in.
         instances: The losses of several instances; ``None`` if the rows are tasks, or one instance.
-        key: What a program depends on that the graph does not show.
+        types: Types and devices that the graph does not show.
         model: The same for steps that have the same parameters.
     """
 
@@ -33,14 +64,12 @@ class Request:
         objectives: Objectives,
         named: list[tuple[str, Tensor]],
         scale: float | Tensor,
-        memory: Literal["fast", "low"],
-        check: Literal["auto", "raise", "always", "off"],
-        check_every: int,
+        options: TapeOptions,
+        *,
         retain_graph: bool,
     ) -> None:
         self.objectives, self.named, self.scale = objectives, named, scale
-        self.memory, self.check, self.check_every = memory, check, check_every
-        self.retain_graph = retain_graph
+        self.options, self.retain_graph = options, retain_graph
         self.tensors = [tensor for _, tensor in named]
         types, losses = [tensor.dtype for tensor in self.tensors], objectives.losses
         self.device, own = objectives.device, objectives.dtype
@@ -51,9 +80,11 @@ class Request:
             self.instances = losses
         #: The number of owners of gradients; tasks have one, which owns everything.
         self.owners = 1 if self.instances is None else len(self.instances)
-        factor = "tensor" if isinstance(scale, Tensor) else scale
-        self.key: Hashable = (factor, tuple(types), own, self.device)
-        self.model: Hashable = WeakIdRef(self.tensors[0]), WeakIdRef(self.tensors[-1])
+        self.types: Hashable = tuple(types), own, self.device
+        self.model: Hashable = (
+            *(WeakIdRef(self.tensors[0]), WeakIdRef(self.tensors[-1])),
+            self.owners == 1,
+        )
 
     def empty_ledger(
         self,
@@ -63,21 +94,14 @@ class Request:
         notes: bool = False,
         once: bool = False,
     ) -> Ledger:
-        """A Gramian of zeros.
-
-        Args:
-            kind: A ledger that multiplies, or one that collects.
-            keeps: Whether contributions are kept for the gradients.
-            notes: Whether the share of each contribution is noted.
-            once: Whether gradients are asked for once only.
-        """
+        """A Gramian of zeros."""
         return kind(
             self.objectives.m,
             self.dtype,
             self.objectives.device,
             room=sum(tensor.numel() for tensor in self.tensors),
             keeps=keeps,
-            lean=self.memory == "low",
+            lean=self.options.memory == "low",
             notes=notes,
             once=once,
         )
@@ -92,7 +116,7 @@ class Request:
             [self.tensors[k] for k in chosen],
             retain_graph=retain_graph,
         )
-        is_scaled = not (isinstance(self.scale, (int, float)) and self.scale == 1)
+        is_scaled = not is_one(self.scale)
         return {
             k: to_columns(gradient) / self.scale if is_scaled else to_columns(gradient)
             for k, gradient in zip(chosen, gradients, strict=True)

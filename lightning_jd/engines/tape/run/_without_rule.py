@@ -20,10 +20,6 @@ def broadcast_once(site: Site, record: Record) -> Contribution | None:
     Autograd sums a gradient to the shape of the input only after the operation, so one call gives
     the summands; they are then summed per owner.
 
-    Args:
-        site: The use; one slot.
-        record: The record of its node.
-
     Returns:
         ``None`` if the operation is no such operation.
     """
@@ -45,11 +41,6 @@ def local_rows(
 
     It is differentiated once per objective, with the cotangents of the others masked: m times the
     cost of this operation, but of no other.
-
-    Args:
-        sites: Uses of one node; one slot each.
-        owners: The owners of each output of the node.
-        m: The number of owners.
     """
     first = sites[0]
     rows: list[Tensor | None] = [None] * len(sites)

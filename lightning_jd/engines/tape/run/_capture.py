@@ -30,16 +30,7 @@ def run(
 
     Gradients are captured at the lowest nodes only. All others are executed on the way there, and
     hooks look at what enters them, so that nothing is kept alive longer than in an ordinary pass.
-
-    Args:
-        graph: The graph.
-        losses: What to differentiate.
-        weights: The weight of each loss.
-        nodes: Where to look.
-        ends: The outputs of those of the nodes that have no other of them below.
-        consume: Called once per node, with its position and one gradient per output.
-        retain_graph: Whether the graph is kept. If not, what an operation has saved is freed as
-            soon as its gradients are computed.
+    ``ends`` are the outputs of the lowest nodes.
     """
     lowest = {end.node for end in ends}
     with hook_history.own():
@@ -65,15 +56,7 @@ def captured(
     *,
     retain_graph: bool = True,
 ) -> dict[int, Cotangents]:
-    """The gradients at the outputs of some nodes, all at once, by one call of autograd.
-
-    Args:
-        graph: The graph.
-        losses: What to differentiate.
-        weights: The weight of each loss; one by default.
-        edges: All outputs of the nodes.
-        retain_graph: Whether the graph is kept.
-    """
+    """The gradients at the outputs of some nodes, all at once, by one call of autograd."""
     gradients = gradients_of(
         [losses],
         [weights],
@@ -100,9 +83,6 @@ def read_ahead(wanted: Iterable[tuple[int, Node, Sequence[str]]]) -> dict[int, d
     Non-reentrant checkpointing gives a saved tensor out once per backward pass. Reading it next to
     the pass that consumes it would break that pass, so it is read in a pass of its own, all of it
     at once, so that every checkpoint is recomputed once only.
-
-    Args:
-        wanted: A key, the node, and the names of its saved tensors.
 
     Returns:
         Per key, the saved tensors that have such a hook.

@@ -1,4 +1,4 @@
-r"""Compares what the tape delivers with ordinary backward passes.
+r"""Compares what rules, and programs, deliver with ordinary backward passes.
 
 For any v, :math:`v^\top G v = \lVert J^\top v \rVert^2`, and the same for the share of each
 parameter. A wrong Gramian passes for a random v with probability zero. :math:`J^\top v` is taken
@@ -13,14 +13,18 @@ Where it is exceeded, as where terms cancel in half precision, rounding errors a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_jd.engines.tape.run import Ledger
+from lightning_jd.engines._columns import to_columns
+from lightning_jd.engines.tape.run import Ledger, Replay
+from lightning_jd.errors import GraphError
 from lightning_jd.linalg import has_float64, in_float64
 
 #: ``Jᵀ v`` of some parameters, from autograd.
@@ -57,13 +61,40 @@ class Mismatch:
     Attributes:
         parameters: Their positions; several if they are only known together.
         what: ``"Gramian"`` or ``"gradient"``; ``"linearity"`` if the ordinary gradient itself is
-            not linear in the losses.
+            not linear in the losses; ``"program"`` if a program is wrong, and not the rules.
         error: The error relative to the ordinary gradient.
     """
 
     parameters: tuple[int, ...]
     what: str
     error: float
+
+
+class ProgramResult(NamedTuple):
+    """The Gramian and one gradient of a program, whose buffers are free.
+
+    Attributes:
+        G: The Gramian.
+        v: A vector.
+        gradients: The rows, combined with the vector, flat, by parameter.
+    """
+
+    G: Tensor
+    v: Tensor
+    gradients: dict[int, Tensor]
+
+    @classmethod
+    def of(cls, replay: Replay, spread: float) -> ProgramResult:
+        """Ask a program for a gradient with a random vector."""
+        v = random_vector(replay.G, spread)
+        found = {p: to_columns(gradient) for p, gradient in replay.gradients(v).items()}
+        return cls(replay.G, v, found)
+
+    def off(self, exact: Mapping[int, Tensor]) -> float:
+        """The distance of the gradients from those of an ordinary pass."""
+        if not bool(torch.isfinite(self.G).all()) or self.gradients.keys() != exact.keys():
+            return inf
+        return norm_of({p: self.gradients[p] - exact[p] for p in exact}, list(exact))
 
 
 class Rounding:
@@ -121,6 +152,7 @@ def mismatches(
     plain: Collection[int] = (),
     *,
     is_linear: bool = True,
+    program: ProgramResult | None = None,
 ) -> list[Mismatch] | None:
     """Compare shares and gradients with those of an ordinary backward pass.
 
@@ -132,6 +164,7 @@ def mismatches(
         plain: Parameters whose rows come from autograd itself, so that there is nothing to compare.
         is_linear: Whether gradients are known to be linear in the losses: there is no hook, and no
             function of the user, on the way.
+        program: The result of the program for the same vector, if there is one.
 
     Returns:
         ``None`` if the ordinary gradients are not finite, so that nothing can be compared: a loss
@@ -146,19 +179,22 @@ def mismatches(
         return None
     if not is_linear and (wrong := _not_linear(found, lengths, v, ordinary, rounding)):
         return wrong
+    distance = 0.0 if program is None else program.off(found)
     off = _off({p: found[p] for p in found.keys() - ledger.unkept}, ledger, v)
-    distances = [norm_of(off, parameters) for parameters, _ in components]
-    del found, off  # the next passes need the memory
+    compared = [("", *component, norm_of(off, component[0])) for component in components]
+    if program is not None:
+        compared.append(("program", tuple(chosen), program.G, distance))
+    del found, off, program  # the next passes need the memory
     wrong = []
-    for (parameters, share), distance in zip(components, distances, strict=True):
+    for of, parameters, share, distance in compared:
         length = sum(lengths.get(p, 0.0) ** 2 for p in parameters) ** 0.5
         if _wrong(share, v, length, distance, rounding) is None:
             continue
-        noise = _noise(parameters, v, ordinary)
-        what = _wrong(share, v, length, distance, rounding, noise)
-        if what is not None:
-            relative = what[1] / length if length else inf
-            wrong.append(Mismatch(parameters, what[0], relative))
+        noise = _noise(parameters, v, ordinary) if isfinite(distance) else 0.0
+        fault = _wrong(share, v, length, distance, rounding, noise)
+        if fault is not None:
+            what, error = fault
+            wrong.append(Mismatch(parameters, of or what, error / length if length else inf))
     return wrong
 
 
@@ -176,7 +212,7 @@ def _noise(parameters: Sequence[int], v: Tensor, ordinary: Ordinary) -> float:
 def _wrong(
     share: Tensor, v: Tensor, ordinary: float, off: float, rounding: Rounding, noise: float = 0.0
 ) -> tuple[str, float] | None:
-    """What is wrong about some parameters, and by how much.
+    """The wrong quantity of some parameters, and its error.
 
     Args:
         share: Their share of the Gramian.
@@ -271,3 +307,46 @@ def _by_component(
                 apart.append((others, other))
         components = [*apart, (together, total)]
     return [(tuple(sorted(parameters)), share) for parameters, share in components]
+
+
+def report(wrong: Sequence[Mismatch], names: Sequence[str], *, raises: bool) -> None:
+    """Name the parameters that are wrong, in warnings or an error.
+
+    Raises:
+        GraphError: If it is.
+    """
+    by_rules = [found for found in wrong if found.what not in ("linearity", "program")]
+    others = [found for found in wrong if found not in by_rules]
+    if raises:
+        by_rules += [found for found in others if found.what == "linearity"]
+    elif clipped := [names[p] for f in others if f.what == "linearity" for p in f.parameters]:
+        _warn(
+            "Gradients must be linear in the losses to be computed in one pass, but a hook or a "
+            f"Function on the way to {', '.join(map(repr, clipped))} clips or normalises them. The "
+            "rows of these parameters are computed one by one from now on, each as autograd gives "
+            "it for its objective alone, which is slower. Clip the final gradients instead, as "
+            "`Trainer(gradient_clip_val=...)` does."
+        )
+    if by_rules:
+        listed = ", ".join(
+            f"{' and '.join(repr(names[p]) for p in found.parameters)} "
+            f"({found.what}, relative error {found.error:.1e})"
+            for found in by_rules
+        )
+        must = "The Gramian must agree with an ordinary backward pass, got a mismatch for "
+        if raises:
+            raise GraphError(f"{must}{listed}. Pass `check='auto'` to compute them row by row.")
+        _warn(
+            f"{must}{listed}. These parameters are computed row by row from now on, which is "
+            "exact but slower. Please report the model."
+        )
+    if not by_rules and any(found.what == "program" for found in others):
+        _warn(
+            "A traced step must do what the rules do, got another result, so every step runs the "
+            "rules from now on, which is exact but slower. A rule must decide by shapes and by "
+            "what it reads with `site.saved`, not by anything else that changes from step to step."
+        )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=6)

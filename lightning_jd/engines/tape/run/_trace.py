@@ -10,32 +10,26 @@ import torch
 from torch import Tensor
 
 from lightning_jd.engines._columns import from_columns
+from lightning_jd.engines._objectives import is_one
 from lightning_jd.engines.tape.contributions import pieces
 from lightning_jd.engines.tape.graph import Graph
 from lightning_jd.engines.tape.plan import Plan
 from lightning_jd.engines.tape.run._assembly import Assembly
-from lightning_jd.engines.tape.run._compiled import Compiled, Read, is_one, look_of
-from lightning_jd.engines.tape.run._experience import experience_of
-from lightning_jd.engines.tape.run._gramian_sum import Ledger
-from lightning_jd.engines.tape.run._instances import Interpreter
-from lightning_jd.engines.tape.run._pass import Cotangents, captured
+from lightning_jd.engines.tape.run._capture import Cotangents, captured
+from lightning_jd.engines.tape.run._interpreter import Interpreter
+from lightning_jd.engines.tape.run._ledger import Ledger
 from lightning_jd.engines.tape.run._program import Program, UntraceableError
 from lightning_jd.engines.tape.run._request import Request
+from lightning_jd.engines.tape.run._traced_step import Read, TracedStep, constant_of, look_of
 
 
-def can_compile(plan: Plan, losses: Tensor) -> bool:
-    """Whether a step is a pass and products of what it meets, and its gradients are small.
-
-    Args:
-        plan: The plan.
-        losses: The losses, for their device: where launches are what counts, more may be held.
-    """
-    experience = experience_of(plan)
-    if experience.compiled is not None:
-        return True
+def can_trace(plan: Plan, losses: Tensor | None) -> bool:
+    """Whether a step is a pass and products of what it meets, and its gradients are small."""
+    if losses is None or losses.ndim > 1:
+        return False
     if plan.computed or plan.by_rows or not plan.uses or plan.sparse:
         return False
-    if experience.is_unrecordable or any(experience.refused.values()):
+    if not plan.is_traceable or any(plan.refused.values()):
         return False
     numbers = sum(prod(plan.records[node].shapes[k]) for node, k in plan.outputs)
     return 4 * numbers <= pieces(losses).captured
@@ -62,13 +56,8 @@ class _Hidden:
         raise UntraceableError("a rule that looks at the node itself")
 
 
-def record(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, Compiled | None]:
+def trace(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, TracedStep | None]:
     """Interpret a plan, and trace what that does with tensors.
-
-    Args:
-        graph: The graph; it is kept.
-        plan: The plan.
-        request: What is asked for.
 
     Returns:
         The ledger of the step, and the program, unless something depends on the values of tensors.
@@ -111,9 +100,9 @@ def record(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, Compiled
         program = Program(step, inputs, torch.ones_like(ledger.G[0]))
     except UntraceableError:
         return ledger, None
-    return ledger, Compiled(
+    return ledger, TracedStep(
         program,
-        request.key,
+        constant_of(request.scale),
         tuple((r.node, r.attribute, v.shape, v.stride(), v.dtype) for r, v in tensors.items()),
         # all that a node saves is hooked, or nothing
         tuple({read.node: read.raw for read in tensors}.items()),
@@ -141,7 +130,7 @@ def _interpret(
     interpreter = Interpreter(graph, plan, len(ledger.G), ledger.G.dtype, scale)
     interpreter.read, interpreter.node = reads, node
     assembly = Assembly(plan, ledger)
-    before = [k for k in experience_of(plan).order if k in cotangents]
+    before = [k for k in plan.node_order if k in cotangents]
     ordered = {k: cotangents[k] for k in dict.fromkeys([*before, *cotangents])}
     interpreter.interpret(ordered, assembly.deliver)
     if node is not None and interpreter.local:

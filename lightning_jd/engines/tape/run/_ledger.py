@@ -107,12 +107,7 @@ class Ledger:
     def parts_of_gradients(
         self, weights: Tensor, only: Container[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Combined gradients, flat, one at a time; those of a parameter add up.
-
-        Args:
-            weights: w, shape (m,).
-            only: The parameters to give the gradients of; all by default.
-        """
+        """Combined gradients, flat, one at a time; those of a parameter add up."""
         kept = self._kept
         while kept:
             contribution, *kept = kept

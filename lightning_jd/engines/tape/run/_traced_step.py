@@ -1,8 +1,7 @@
-"""A recorded step: what its program needs of a graph, and how it is replayed."""
+"""A traced step: what its program needs of a graph, and how it is replayed."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from lightning_jd.engines._objectives import is_one
 from lightning_jd.engines.tape.graph import Edge, Graph, run_engine
 from lightning_jd.engines.tape.run._program import Program
 from lightning_jd.engines.tape.run._request import Request
@@ -50,12 +50,12 @@ def look_of(tensor: Tensor) -> Look:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class TracedStep:
     """A program, where its inputs come from, and what they must look like.
 
     Attributes:
-        program: The two lists.
-        key: What the program depends on beside its inputs.
+        program: The two functions.
+        scale: The factor that is part of the program; ``"tensor"`` if it is an input.
         tensors: Saved tensors, by node and attribute, and what they look like.
         hooks: Where each node would keep a hook that recomputes or loads what it saved.
         arguments: Other saved values, by node and attribute.
@@ -65,7 +65,7 @@ class Compiled:
     """
 
     program: Program
-    key: Hashable
+    scale: float | str
     tensors: tuple[tuple[int, str, torch.Size, tuple[int, ...], torch.dtype], ...]
     hooks: tuple[tuple[int, str], ...]
     arguments: tuple[tuple[int, str, Any], ...]
@@ -73,9 +73,9 @@ class Compiled:
     cotangents: tuple[Look | None, ...]
     reached: tuple[int, ...]
 
-    def inputs(self, graph: Graph, key: Hashable) -> list[Tensor] | None:
-        """The saved tensors of a step; ``None`` if something is not as it was recorded."""
-        if key != self.key:
+    def inputs(self, graph: Graph, scale: float | Tensor) -> list[Tensor] | None:
+        """The saved tensors of a step; ``None`` if something is not as it was traced."""
+        if constant_of(scale) != self.scale:
             return None
         nodes = graph.nodes
         for node, attribute, expected in self.arguments:
@@ -92,20 +92,16 @@ class Compiled:
             found.append(tensor)
         return found
 
-    def run(self, graph: Graph, request: Request, *, retain_graph: bool) -> Replay | None:
-        """One pass and the first list.
-
-        Args:
-            graph: The graph.
-            request: What is asked for, with the losses of instances.
-            retain_graph: Whether the graph is kept.
+    def run(
+        self, graph: Graph, request: Request, inputs: list[Tensor], *, retain_graph: bool
+    ) -> Replay | None:
+        """One pass and the first function.
 
         Returns:
-            ``None`` if something is not as it was recorded; the graph is kept then.
+            ``None`` if something is not as it was traced; the graph is kept then.
         """
-        losses, scale, inputs = request.instances, request.scale, self.inputs(graph, request.key)
-        if inputs is None or losses is None:
-            return None
+        losses, scale = request.instances, request.scale
+        assert losses is not None
         weights = None if is_one(scale) else torch.ones_like(losses) * scale
         keep = retain_graph or None in self.cotangents
         nodes = graph.nodes
@@ -127,7 +123,7 @@ class Compiled:
 
 
 def _like(D: Tensor | None, look: Look) -> Tensor:
-    """A gradient in the memory order and type that were recorded; one that is missing is zero."""
+    """A gradient in the memory order and type of the trace; one that is missing is zero."""
     shape, strides, dtype, device = look
     if 0 in strides:  # expanded; what can be done with such a tensor can be done with a dense one
         dense = torch.zeros(shape, dtype=dtype, device=device)
@@ -138,18 +134,18 @@ def _like(D: Tensor | None, look: Look) -> Tensor:
 
 @dataclass
 class Replay:
-    """The Gramian of a step, and what the second list needs for the gradients."""
+    """The Gramian of a step, and what the second function needs for the gradients."""
 
     G: Tensor
     kept: list[Tensor]
-    compiled: Compiled
+    traced: TracedStep
 
     def gradients(self, weights: Tensor) -> dict[int, Tensor]:
         """The gradients of the reached parameters, in their shape and type."""
-        found = self.compiled.program.replay([weights, *self.kept])
-        return dict(zip(self.compiled.reached, found, strict=True))
+        found = self.traced.program.replay([weights, *self.kept])
+        return dict(zip(self.traced.reached, found, strict=True))
 
 
-def is_one(scale: float | Tensor) -> bool:
-    """Whether nothing is multiplied."""
-    return isinstance(scale, (int, float)) and scale == 1
+def constant_of(scale: float | Tensor) -> float | str:
+    """The factor as far as it is a constant of a program."""
+    return "tensor" if isinstance(scale, Tensor) else scale

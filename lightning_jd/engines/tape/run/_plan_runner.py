@@ -7,32 +7,22 @@ from torch import Tensor
 
 from lightning_jd.engines.tape.contributions import Contribution, Rows
 from lightning_jd.engines.tape.graph import Graph
-from lightning_jd.engines.tape.owners import Evidence
-from lightning_jd.engines.tape.plan import KnownGraph, Plan
+from lightning_jd.engines.tape.plan import Known, Plan
 from lightning_jd.engines.tape.run._assembly import Assembly
 from lightning_jd.engines.tape.run._computed_parameters import computed_rows
-from lightning_jd.engines.tape.run._gramian_sum import Ledger
-from lightning_jd.engines.tape.run._instances import Interpreter
+from lightning_jd.engines.tape.run._interpreter import Interpreter
+from lightning_jd.engines.tape.run._ledger import Ledger
 from lightning_jd.engines.tape.run._request import Request
-from lightning_jd.engines.tape.run._tasks import add_rows
+from lightning_jd.engines.tape.run._row_by_row import add_rows
 
 
-class Recording:
-    """Carries out a plan.
-
-    Args:
-        graph: The graph below the losses.
-        known: What is known of it.
-        plan: The plan for it.
-        request: What is asked for.
-        plain: Parameters whose rows are taken from autograd, with nothing of the tape between.
-        retain_graph: Whether the graph is kept; otherwise it is freed on the way.
-    """
+class PlanRunner:
+    """Carries out a plan; rows of ``plain`` parameters are taken from autograd alone."""
 
     def __init__(
         self,
         graph: Graph,
-        known: KnownGraph,
+        known: Known,
         plan: Plan,
         request: Request,
         *,
@@ -74,12 +64,8 @@ class Recording:
             self.paths.update(dict.fromkeys(computed, "computed"))
 
     def _by_rows(self, positions: frozenset[int], ledger: Ledger) -> None:
-        request = self.request
-        general = self.known.plan(Evidence(self.graph, 1))
-        chosen = {k: request.tensors[k] for k in sorted(positions)}
-        paths = add_rows(
-            *(ledger, self.graph, general, request.objectives, chosen, request.scale), self.plain
-        )
+        general = self.known.plan(self.graph, owners=1)
+        paths = add_rows(ledger, self.graph, general, self.request, positions, self.plain)
         self.paths.update(paths)
 
 

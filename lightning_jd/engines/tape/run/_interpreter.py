@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_jd.engines._objectives import is_one
 from lightning_jd.engines.tape.contributions import Contribution, Rows
 from lightning_jd.engines.tape.graph import Graph
 from lightning_jd.engines.tape.plan import Plan, Use
-from lightning_jd.engines.tape.rules import NotApplicableError, Site, rule_of, saved_names_of
-from lightning_jd.engines.tape.run._experience import experience_of
-from lightning_jd.engines.tape.run._pass import Cotangents, read_ahead, run
+from lightning_jd.engines.tape.rules import NotApplicableError, Site, rule_at
+from lightning_jd.engines.tape.run._capture import Cotangents, read_ahead, run
 from lightning_jd.engines.tape.run._without_rule import broadcast_once, local_rows
 from lightning_jd.errors import GraphError
 
@@ -23,15 +23,7 @@ Deliver = Callable[[int, list[Contribution]], None]
 
 
 class Interpreter:
-    """Asks the rules of a plan, in the order in which a pass meets their operations.
-
-    Args:
-        graph: The graph.
-        plan: The plan for it.
-        m: The number of owners.
-        dtype: The type to compute in.
-        scale: What the losses are multiplied by before they are differentiated.
-    """
+    """Asks the rules of a plan, in the order in which a pass meets their operations."""
 
     def __init__(
         self,
@@ -43,7 +35,7 @@ class Interpreter:
     ) -> None:
         self.graph, self.plan, self.records = graph, plan, plan.records
         self.m, self.dtype, self.scale = m, dtype, scale
-        self.refused = experience_of(plan).refused
+        self.refused = plan.refused
         #: Reads what the node of a use has saved, where that must not be read from the graph.
         self.read: Callable[[int, str], Any] | None = None
         #: What rules see in place of every node, where they must not look at nodes.
@@ -74,7 +66,7 @@ class Interpreter:
         if fetched:
             self.read = partial(self._fetched_or_saved, fetched)
         later: list[tuple[list[int], Cotangents]] = []
-        order = experience_of(self.plan).order = []
+        order = self.plan.node_order = []
 
         def consume(node: int, cotangents: Cotangents) -> None:
             order.append(node)
@@ -138,10 +130,10 @@ class Interpreter:
         return found[name] if name in found else getattr(self.graph.nodes[node], "_saved_" + name)
 
     def _saved_names(self, use: Use) -> tuple[str, ...]:
-        return saved_names_of(self.records[use.node].name, use.slots[0])
+        return rule_at(self.records[use.node].name, use.slots[0]).saved
 
     def _unscaled(self, cotangents: Cotangents) -> Cotangents:
-        if isinstance(self.scale, (int, float)) and self.scale == 1:
+        if is_one(self.scale):
             return cotangents
         return tuple([None if D is None else self._cast(D) / self.scale for D in cotangents])
 
@@ -172,7 +164,7 @@ class Interpreter:
         self, position: int, cotangents: Cotangents, results: dict[Any, Any]
     ) -> Contribution | None:
         use = self.plan.uses[position]
-        rule = rule_of(self.records[use.node].name, use.slots[0])
+        rule = rule_at(self.records[use.node].name, use.slots[0]).function
         if rule is None or self.plan.arrangements[position] is None:
             return None
         if cotangents[0] is not None and cotangents[0].is_complex():
