@@ -310,3 +310,14 @@ def test_wrong_folders_are_named(tmp_path: Path) -> None:
     (tmp_path / "jd_run.json").write_text(json.dumps({"tracks": 3}))
     with pytest.raises(ArgumentError, match="must hold a run that JDReport has written"):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("noise", "signal", "answer"),
+    [(9.0, 1.0, "Yes: "), (1.0, 1.0, "Hardly: "), (1.0, 9.0, "No, "), (1.0, -0.1, "Yes: the grad")],
+)
+def test_whether_a_larger_batch_would_pay(noise: float, signal: float, answer: str) -> None:
+    *_, last = verdict(recorded(gradient_noise=noise, gradient_signal=signal))
+    assert last.question == "Would a larger batch pay?"
+    assert last.answer.startswith(answer)
+    assert all("larger batch" not in found.question for found in verdict(recorded(mean_loss=1.0)))

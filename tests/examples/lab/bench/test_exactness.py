@@ -10,6 +10,7 @@ from examples.lab.bench import exactness
 from examples.lab.bench.exactness import ENGINES, MODELS, compared
 
 
+@pytest.mark.filterwarnings("ignore")  # vmap of an LSTM is slow, and warns
 @pytest.mark.parametrize("name", MODELS)
 def test_our_norms_and_those_of_torch_are_right(name: str) -> None:
     row = compared(name, MODELS[name])
