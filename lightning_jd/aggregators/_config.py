@@ -20,7 +20,7 @@ from lightning_jd.aggregators._step import Step
 
 @register
 class ConFIG(GramianAggregator):
-    r"""Conflict-free inverse gradients.
+    r"""Conflict-free inverse gradients: the direction with the same cosine to all rows.
 
     .. math::
         \mathcal A(J) = \Bigl(\sum_{i=1}^{m} g_i^\top u\Bigr) u, \qquad

@@ -18,7 +18,7 @@ from lightning_jd.errors import ArgumentError
 
 @register
 class FAMO(Stateful, Balancer):
-    r"""Fast Adaptive Multitask Optimization.
+    r"""Fast adaptive multitask optimization: weights with which all losses fall at the same rate.
 
     .. math::
         w_i = c\, \frac{z_i}{\ell_i - b_i}, \qquad z = \operatorname{softmax}(\xi), \qquad

@@ -17,7 +17,7 @@ from lightning_jd.linalg import simplex_projection
 
 @register
 class MoDo(StatefulGramianAggregator):
-    r"""Multi-objective gradient with double sampling.
+    r"""Multi-objective gradient with double sampling: MGDA step by step, from two samples.
 
     .. math::
         \lambda \leftarrow \Pi_\Delta\bigl(\lambda - \gamma (J_1 J_2^\top + \rho I) \lambda\bigr),

@@ -26,7 +26,7 @@ from lightning_jd.linalg import simplex_projection
 
 @register
 class SDMGrad(StatefulGramianAggregator):
-    r"""Stochastic direction-oriented multi-objective gradient descent.
+    r"""MGDA from two samples, pulled to a preferred direction (direction-oriented).
 
     .. math::
         \mathcal A = \tfrac12 (J_1 + J_2)^\top \frac{w + \lambda p}{1 + \lambda},

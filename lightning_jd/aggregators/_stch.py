@@ -21,7 +21,7 @@ from lightning_jd.aggregators._step import Step
 
 @register
 class STCH(Balancer):
-    r"""Smooth Tchebycheff scalarisation.
+    r"""Smooth Tchebycheff scalarisation: a smooth maximum of the losses.
 
     .. math::
         S(\ell) = \mu \log \sum_{i=1}^{m} \exp \frac{\lambda_i (\ell_i - z_i)}{\mu}, \qquad

@@ -6,9 +6,8 @@ in one line. What else is here, surfaces need around a step: the other processes
 
 from lightning_jd.core._accumulator import Accumulator
 from lightning_jd.core._backward import backward
-from lightning_jd.core._calls import method_of_call
-from lightning_jd.core._halves import in_halves
 from lightning_jd.core._losses import objectives_of
+from lightning_jd.core._method_cache import method_of_call
 from lightning_jd.core._options import (
     Accumulation,
     BatchNormOption,
@@ -23,19 +22,25 @@ from lightning_jd.core._report import GroupReport, Report
 from lightning_jd.core._slow import describe_slow, warn_slow
 from lightning_jd.core._step import compute_update
 from lightning_jd.core._surrogate import surrogate
+from lightning_jd.core._two_samples import in_halves
 from lightning_jd.core._unreached import check_all_reached
 from lightning_jd.core._update import Update
-from lightning_jd.core.processes._ddp import delivery_to, unwrapped, watch
+from lightning_jd.core.processes._ddp import (
+    delivery_to,
+    first_reduction_held,
+    start_first_reduction,
+    unwrapped,
+    watch,
+)
 from lightning_jd.core.processes._delivery import COMPLETE, Delivery
-from lightning_jd.core.processes._failures import check_peers, report_failure
+from lightning_jd.core.processes._formats import factors_send_less
 from lightning_jd.core.processes._layout import LISTED
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.processes._replicas import check_replicas
-from lightning_jd.core.processes._static_graph import first_reduction_held, start_first_reduction
-from lightning_jd.core.processes._volume import factors_send_less, sent_by_sum
+from lightning_jd.core.processes._roll_call import check_peers, report_failure
 from lightning_jd.core.rows import collect
 from lightning_jd.core.rows._base import Rows
-from lightning_jd.core.rows._pieces import is_sharded, show_pieces, unsupported_by_pieces
+from lightning_jd.core.rows._shards import is_sharded, show_pieces, unsupported_by_pieces
 from lightning_jd.engines import Groups, split_into_groups
 
 __all__ = [
@@ -73,7 +78,6 @@ __all__ = [
     "objectives_of",
     "old_names",
     "report_failure",
-    "sent_by_sum",
     "show_pieces",
     "split_into_groups",
     "start_first_reduction",

@@ -12,21 +12,26 @@ import torch
 from torch import Tensor, nn
 
 from lightning_jd.aggregators import AggregatorSpec, Method, with_cheaper_weights
-from lightning_jd.core._calls import method_of_call
 from lightning_jd.core._losses import objectives_of
+from lightning_jd.core._method_cache import method_of_call
 from lightning_jd.core._options import Nonfinite, RowsOption, check_options
 from lightning_jd.core._precision import loss_scale
 from lightning_jd.core._report import Report
 from lightning_jd.core._slow import warn_slow
 from lightning_jd.core._step import compute_update
 from lightning_jd.core._unreached import check_all_reached
-from lightning_jd.core.processes._ddp import Reduction, reduction_of, unwrapped
+from lightning_jd.core.processes._ddp import (
+    Reduction,
+    first_reduction_held,
+    reduction_of,
+    start_first_reduction,
+    unwrapped,
+)
 from lightning_jd.core.processes._delivery import COMPLETE
 from lightning_jd.core.processes._pool import ALONE, Pool
-from lightning_jd.core.processes._static_graph import first_reduction_held, start_first_reduction
 from lightning_jd.core.rows import collect
 from lightning_jd.core.rows._base import Rows
-from lightning_jd.core.rows._pieces import is_sharded, show_pieces
+from lightning_jd.core.rows._shards import is_sharded, show_pieces
 from lightning_jd.engines import (
     Groups,
     Losses,

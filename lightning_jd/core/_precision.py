@@ -31,16 +31,8 @@ def full_precision(device: torch.device) -> Iterator[None]:
 def loss_scale(scaler: Any, device: torch.device, terms: int) -> Tensor | None:
     """The factor for every loss if there is a GradScaler that is in use.
 
-    In plain training the loss is a mean, so that one of its terms gets the scale divided by their
-    number. With the same factor, rows overflow where plain training does, and no sooner.
-
-    Args:
-        scaler: The GradScaler, or ``None``.
-        device: The device of the losses.
-        terms: The number of losses in one step of the optimizer.
-
-    Returns:
-        A tensor, so that reading it does not wait for an accelerator; ``None`` without a scaler.
+    In plain training the loss is a mean of ``terms`` losses, each of which gets the scale divided
+    by their number. With the same factor, rows overflow where plain training does, and no sooner.
     """
     if scaler is None or not scaler.is_enabled():
         return None

@@ -19,11 +19,12 @@ class GroupReport:
     """Gramian and weights of one group of parameters.
 
     Attributes:
-        gramian: G, shape (m, m); ``None`` if no Jacobian was looked at, or only its norms.
+        gramian: G, shape (m, m); ``None`` if no Jacobian was computed, or only its norms.
         weights: w, shape (m,); ``None`` if the aggregator is not a weighting of the rows.
         parameters: The names of the parameters in the group.
-        products: Inner product of each gradient with the update, shape (m,), and ...
-        squared_length: ... the squared length of the update, where there are no weights to tell.
+        products: The inner product of each gradient with the update, shape (m,), if there are no
+            weights.
+        squared_length: The squared length of the update, if there are no weights.
         norms: The norms of the gradients, shape (m,), if nothing else of the Gramian was computed.
     """
 

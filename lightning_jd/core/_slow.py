@@ -11,10 +11,6 @@ from lightning_jd.engines import Slow
 def describe_slow(slow: Mapping[str, Slow], shown: int = 3) -> str:
     """Name the slow parameters, the reason, the factor and the remedy; empty if there are none.
 
-    Args:
-        slow: See :class:`~lightning_jd.core.Report`.
-        shown: How many names are spelled out for each reason.
-
     Example:
         >>> describe_slow({"w": Slow("Custom", 8, "one pass per row", "write a rule")})
         'Slow: w (one pass per row, so 8 passes a step instead of 1). Faster: write a rule.'
@@ -37,10 +33,6 @@ def warn_slow(slow: Mapping[str, Slow], *, stacklevel: int) -> None:
     """Warn of whole passes that are repeated although a remedy is known.
 
     The text is the same in every step, so that Python shows it once.
-
-    Args:
-        slow: See :class:`~lightning_jd.core.Report`.
-        stacklevel: Whose line to blame: 2 for the caller of the caller.
     """
     remedies = {why.operation: why for why in slow.values() if why.is_mixed and why.remedy}
     for operation, why in remedies.items():

@@ -1,14 +1,13 @@
 """One step of Jacobian descent: rows -> Gramian -> weights -> gradients.
 
-Rows may be those of one process or of several, of one micro-batch or of several, whole or in
-pieces: the step does not know.
+Rows may be those of one process or of several, of one micro-batch or of several, whole or sharded.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import Literal
 
@@ -24,10 +23,9 @@ from lightning_jd.aggregators import (
     Step,
     Sum,
 )
-from lightning_jd.core._answers import check_values, direction_from, is_ours, weights_from
-from lightning_jd.core._host import ROWS, Gramians, to_host
 from lightning_jd.core._report import GroupReport, Report, total_gramian
 from lightning_jd.core._update import Update
+from lightning_jd.core._validate import check_values, direction_from, is_builtin, weights_from
 from lightning_jd.core.processes._delivery import COMPLETE, Delivery, Gradients
 from lightning_jd.core.rows._base import Rows, nothing_reached, per_parameter
 from lightning_jd.engines import (
@@ -38,6 +36,12 @@ from lightning_jd.engines import (
     split_into_groups,
 )
 from lightning_jd.errors import ArgumentError
+
+#: Rows up to which the Gramian goes to the host.
+_MAX_HOST_ROWS = 64
+
+#: The Gramian of each group; ``None`` where none was computed.
+Gramians = Mapping[Hashable, Tensor | None]
 
 
 def compute_update(
@@ -95,8 +99,8 @@ class _Step:
         self.values: Tensor | None = None
         self.jacobians: dict[Hashable, Tensor] = {}
         self.gramians: Gramians = {}
-        self.told_gramians: Gramians = {}  # perhaps copies of them, as of the losses
-        self.told_values: Tensor | None = None
+        self.host_gramians: Gramians = {}  # on the CPU where the method solves there
+        self.host_values: Tensor | None = None
         self.reports: dict[Hashable, GroupReport] = {}
         self.own: Gradients = {}
         self.complete: Gradients = {}
@@ -109,11 +113,11 @@ class _Step:
             exactly = self.groups is not None or self.needs_rows
             is_next = not (exactly or self.weights_first)
             self.rows.agree(exactly=exactly, gramian_is_next=is_next)
-            self.look()
+            self.inputs()
             finite = self.finite()
-            # Before a group is weighed: a method that keeps a state must not be asked in vain.
+            # All groups are checked first: a method with a state must not run in vain.
             for group, named in self.members.items():
-                self.reports[group] = self.ask(group, named, finite[group])
+                self.reports[group] = self.solve(group, named, finite[group])
             self.lap("weights")
             combined = None
             if self.weights_first and self.reports:
@@ -135,8 +139,8 @@ class _Step:
         self.milliseconds[name] = self.milliseconds.get(name, 0.0) + 1000 * (now - self.last)
         self.last = now
 
-    def look(self) -> None:
-        """Compute all that the method wants to see, and before that what it does not decide on."""
+    def inputs(self) -> None:
+        """Compute plain gradients of unselected parameters, then losses and Gramians."""
         rows = self.rows
         if rows.plain:  # before the Gramian, which may free the graph
             self.own = rows.plain_gradients(self.delivery)
@@ -147,7 +151,7 @@ class _Step:
         self.lap("gramian")
 
     def gramian(self, group: Hashable) -> Tensor | None:
-        """What the method is told of the rows of a group."""
+        """The Gramian of a group, as far as the method reads one."""
         if self.method.at_features:
             return self.rows.features_gramian(self.method.features)
         if self.weights_first:
@@ -162,42 +166,44 @@ class _Step:
     def finite(self) -> dict[Hashable, bool]:
         """Whether the rows of each group are finite; rows that are not may have been left out."""
         while True:
-            self.told_gramians, self.told_values = self.gramians, self.values
-            if self.device.type != "cpu" and self.asks_on_host():
-                self.told_gramians, self.told_values = to_host(self.gramians, self.values)
-            # An inner product of two finite rows is finite: the diagonals tell about all of G.
-            looked_at = _diagonals(self.told_gramians)
-            if self.told_values is not None:
-                looked_at.append(self.told_values)
-            numbers = _numbers(looked_at)
+            self.host_gramians, self.host_values = self.gramians, self.values
+            if self.device.type != "cpu" and self.solves_on_host():
+                self.host_gramians, self.host_values = _to_host(self.gramians, self.values)
+            # An inner product of two finite rows is finite: the diagonals decide about all of G.
+            checked = _diagonals(self.host_gramians)
+            if self.host_values is not None:
+                checked.append(self.host_values)
+            numbers = _numbers(checked)
             if all(map(math.isfinite, numbers)):
                 return dict.fromkeys(self.members, True)
             m = self.rows.layout.m
             fine = [[*map(math.isfinite, numbers[k : k + m])] for k in range(0, len(numbers), m)]
             if self.overflow == "mean" and (self.values is None or all(fine[-1])):
-                known = [group for group, G in self.told_gramians.items() if G is not None]
+                known = [group for group, G in self.host_gramians.items() if G is not None]
                 return dict(zip(known, map(all, fine), strict=False))
             self.rows = self.rows.finite_only([all(flags) for flags in zip(*fine, strict=True)])
-            self.look()
+            self.inputs()
 
-    def asks_on_host(self) -> bool:
-        """Whether the method sees copies, so that nothing waits for the device any more."""
-        return self.rows.layout.m <= ROWS and not self.needs_rows and is_ours(self.method)
+    def solves_on_host(self) -> bool:
+        """Whether the method reads copies on the host, the only wait for the device."""
+        return (
+            self.rows.layout.m <= _MAX_HOST_ROWS and not self.needs_rows and is_builtin(self.method)
+        )
 
-    def ask(self, group: Hashable, named: NamedParameters, finite: bool) -> GroupReport:
-        """What the method answers, the same on all processes."""
+    def solve(self, group: Hashable, named: NamedParameters, finite: bool) -> GroupReport:
+        """The weights or the direction of a group, the same on all processes."""
         layout, pool, G = self.rows.layout, self.rows.pool, self.gramians[group]
-        values = self.told_values if self.rows.has_values else None
-        told = Step(layout.names, values, layout.kind, group, layout.columns)
+        values = self.host_values if self.rows.has_values else None
+        step = Step(layout.names, values, layout.kind, group, layout.columns)
         names = tuple([name for name, _ in named])
         method, m = self.method, layout.m
         if not self.needs_rows:
             like = self.values if G is None else G
             assert like is not None
             if m and finite:
-                known = self.told_gramians[group]
-                ask = partial(weights_from, method, known, told, like.device)  # type: ignore[arg-type]
-                weights = pool.asked_of_first(ask, m, like, "weights")
+                known = self.host_gramians[group]
+                solve = partial(weights_from, method, known, step, like.device)  # type: ignore[arg-type]
+                weights = pool.computed_by_first(solve, m, like, "weights")
             else:
                 weights = like.new_full((m,), 1 / max(1, m))
             if self.only_norms and G is not None:
@@ -212,16 +218,16 @@ class _Step:
         def with_products() -> Tensor:
             if m == 0:
                 return G.new_zeros(n)
-            direction = direction_from(method, J, told) if finite else J.mean(dim=0)
+            direction = direction_from(method, J, step) if finite else J.mean(dim=0)
             return torch.cat([direction, J @ direction])
 
-        answer = pool.asked_of_first(with_products, n + m, G, "gradient")
+        answer = pool.computed_by_first(with_products, n + m, G, "gradient")
         direction, products = answer.split([n, m])
         self.complete |= per_parameter(direction, named)
         return GroupReport(G, None, names, products, direction @ direction)
 
     def gradients(self) -> Gradients:
-        """What this process adds to ``.grad``."""
+        """The gradients that this process adds to ``.grad``."""
         for group, report in reversed(self.reports.items()):
             if report.weights is not None:
                 self.own |= self.rows.combine(self.members[group], report.weights, self.delivery)
@@ -256,7 +262,7 @@ class _Step:
 
 
 def _numbers(vectors: list[Tensor]) -> list[float]:
-    """What some vectors hold, in one list, for which a device is waited for once."""
+    """All numbers of some vectors, for which a device is waited for once."""
     if len(vectors) > 1 and vectors[0].device.type != "cpu":
         vectors = [torch.cat(vectors)]
     return [number for vector in vectors for number in vector.tolist()]
@@ -264,3 +270,22 @@ def _numbers(vectors: list[Tensor]) -> list[float]:
 
 def _diagonals(gramians: Gramians) -> list[Tensor]:
     return [G.diagonal() for G in gramians.values() if G is not None]
+
+
+def _to_host(gramians: Gramians, values: Tensor | None) -> tuple[Gramians, Tensor | None]:
+    """Copy the Gramians, and the losses if they are known, to the host in one go.
+
+    Small programs take many tiny operations and branch on their results: the host would wait for a
+    device each time.
+    """
+    known = {group: G for group, G in gramians.items() if G is not None}
+    parts = [*known.values(), *([] if values is None else [values])]
+    if not parts:
+        return gramians, values
+    numbers = torch.cat([part.reshape(-1) for part in parts]).cpu()
+    copies = [
+        copy.view(part.shape).to(part.dtype)
+        for copy, part in zip(numbers.split([part.numel() for part in parts]), parts, strict=True)
+    ]
+    found = dict(zip(known, copies, strict=False))
+    return {group: found.get(group) for group in gramians}, None if values is None else copies[-1]

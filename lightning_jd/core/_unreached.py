@@ -1,4 +1,4 @@
-"""DistributedDataParallel waits for a gradient of every parameter: who gets none is named."""
+"""DistributedDataParallel waits for a gradient of every parameter: those without are named."""
 
 from __future__ import annotations
 
@@ -14,17 +14,9 @@ from lightning_jd.errors import SetupError
 def check_all_reached(
     model: Any, named: NamedParameters, update: Update, remedy: str, *, shared: bool = False
 ) -> None:
-    """Raise if the reduction of gradients would never end, which leaves every replica on its own.
+    """Raise, on all processes alike, if the reduction of gradients would never end.
 
-    Args:
-        model: The wrapped model, if it is wrapped.
-        named: The parameters that require a gradient.
-        update: The gradients that are about to be delivered, the same parameters on all processes.
-        remedy: How to set ``find_unused_parameters``.
-        shared: Whether shared parameters have to be found.
-
-    Raises:
-        SetupError: On all processes alike, with the parameters and the remedy.
+    ``remedy`` is how to set ``find_unused_parameters``; ``shared`` is whether ``params="shared"``.
     """
     if not isinstance(model, DistributedDataParallel) or not model.require_backward_grad_sync:
         return

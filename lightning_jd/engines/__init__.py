@@ -11,7 +11,7 @@ from lightning_jd.engines._blocks import gramian_of_data
 from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._gramian import gramian
 from lightning_jd.engines._groups import Groups, split_into_groups
-from lightning_jd.engines._hooks import hooks_registered, hooks_silenced, listens
+from lightning_jd.engines._hooks import hooks_registered, hooks_silenced, listens, own_hooks
 from lightning_jd.engines._jacobian import jacobian, jacobian_with_reasons
 from lightning_jd.engines._norms import gradient_norms
 from lightning_jd.engines._objectives import Losses, Objectives
@@ -35,7 +35,6 @@ from lightning_jd.engines._reach import (
     task_roots,
     tasks_reaching,
 )
-from lightning_jd.engines._rows import rows
 from lightning_jd.engines.split import Split, SplitSpec, split_loss
 from lightning_jd.engines.tape import (
     Explanation,
@@ -80,9 +79,9 @@ __all__ = [
     "listens",
     "mark_as_freed",
     "named_parameters_of",
+    "own_hooks",
     "project",
     "register_rule",
-    "rows",
     "select",
     "slow_parameters",
     "split_into_groups",

@@ -42,7 +42,7 @@ def _silenced(hooked: Sequence[tuple[Tensor, Any]]) -> Iterator[None]:
 
 
 class HookHistory:
-    """Tells which graphs may hold hooks that somebody else has registered.
+    """Counts the hooks of others that a graph may hold.
 
     Autograd does not tell which nodes have hooks. But PyTorch numbers hooks as it registers them,
     and nodes as it creates them, and a hook is registered after its node was created. So a graph
@@ -101,6 +101,11 @@ class _Moment(NamedTuple):
 
 
 hook_history = HookHistory()
+
+
+def own_hooks() -> AbstractContextManager[None]:
+    """Leave hooks of the package out, which are registered inside and change no gradient."""
+    return hook_history.own()
 
 
 def hooks_registered() -> int:

@@ -65,7 +65,7 @@ def _check_separate(
     below: Mapping[Node, Children],
     masks: Mapping[Node, int],
 ) -> None:
-    """Raise if tasks leave one function by different outputs: what is below them is not known."""
+    """Raise if tasks leave one function by different outputs: the tasks below it are unknown."""
     entries: dict[Node, dict[int, int]] = {node: {} for node in customs}  # tasks by output
     given = [(*root, 1 << task) for task, root in enumerate(roots) if root is not None]
     passed = [(*edge, masks[node]) for node, children in below.items() for edge in children]
@@ -109,13 +109,17 @@ def holds_compiled(objectives: Objectives) -> bool:
 
 
 def holds_hooks(objectives: Objectives) -> bool:
-    """Whether somebody may have registered a hook in the graph of the losses."""
+    """Whether there may be a hook of a user in the graph of the losses."""
     return hook_history.count(nodes_below(objectives)) > 0
 
 
 def nodes_below(objectives: Objectives) -> list[Node]:
-    """All nodes of the graph of the losses, each after everything that depends on it."""
-    return parents_first([edge_of(output).node for output in objectives.outputs])
+    """All nodes of the graph of the losses, parents first; walked once per step."""
+    found: dict[str, Any] = vars(objectives)
+    if "nodes" not in found:
+        found["nodes"] = parents_first([edge_of(output).node for output in objectives.outputs])
+    nodes: list[Node] = found["nodes"]
+    return nodes
 
 
 def edge_of(output: Output) -> GradientEdge:

@@ -14,10 +14,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from lightning_jd.aggregators import resolve
+from lightning_jd.aggregators import Step, resolve
 from lightning_jd.core import collect, compute_update, show_pieces
-from lightning_jd.core.processes import _exchange
-from lightning_jd.core.rows import _gathered, _sharded
+from lightning_jd.core.processes import _columns
+from lightning_jd.core.rows import _fsdp_tape, _sharded
 from lightning_jd.engines import Objectives, jacobian
 from lightning_jd.engines.tape import OuterProduct
 from tests.helpers.two_processes import run_in_two_processes
@@ -135,7 +135,11 @@ def compare(
         )
         exact = {"rtol": 1e-10, "atol": 1e-12}
         assert_close(update.report.gramian, J @ J.T, **exact)
-        direction = resolve("upgrad")(J).split([tensor.numel() for _, tensor in named])
+        k = 3 if losses is matrix else 0
+        names = tuple(f"{i // k}/{i % k}" if k else str(i) for i in range(len(J)))
+        assert update.report.names == names
+        w = resolve("upgrad").weigh(J @ J.T, Step(names, kind="instances_tasks"))
+        direction = (w @ J).split([tensor.numel() for _, tensor in named])
         found = {id(p): g for p, g in zip(update.params, update.gradients, strict=True)}
         for (name, tensor), g in zip(named, direction, strict=True):
             piece: Any = found[id(dict(model.named_parameters())[name])]
@@ -149,7 +153,7 @@ def work(rank: int, folder: Path) -> None:
     for make in (mlp, convolutional, Attention):
         compare(make, instances, (3, 2), rank, passes=0)
         compare(make, instances, (2, 4), rank, passes=0, keeps=True)
-    with patch.object(_exchange, "BUCKET_BYTES", 100):
+    with patch.object(_columns, "BUCKET_BYTES", 100):
         compare(mlp, instances, (3, 2), rank, passes=0)
         compare(mlp, instances, (3, 2), rank, passes=0, keeps=True)
     compare(mlp, matrix, (2, 3), rank, passes=0)
@@ -204,7 +208,7 @@ def check_precision(rank: int) -> None:
     x = torch.randn(2, 6)
     together, seen = step(model, lambda _: instances(model, x).float())
     assert seen["passes"] == 1  # the certificate
-    with patch.object(_gathered, "leaves_reached", lambda _: {0}):  # of no parameter
+    with patch.object(_fsdp_tape, "leaves_reached", lambda _: {0}):  # of no parameter
         single, seen = step(model, lambda _: instances(model, x).float())
     assert seen["passes"] == 4
     scale = single.report.gramian.diagonal().max()

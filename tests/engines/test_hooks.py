@@ -81,6 +81,44 @@ def test_a_hook_on_a_transposed_weight_is_noticed_when_it_appears(hook: Hook) ->
     check(model)
 
 
+@pytest.mark.filterwarnings("ignore:The Gramian must agree:RuntimeWarning")
+def test_a_hook_that_mixes_instances_counts_for_every_parameter_below() -> None:
+    """In half precision, its effect on some parameter may pass for rounding."""
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+        with torch.autocast("cpu", torch.bfloat16):
+            h = model[1](model[0](torch.randn(5, 2, 3)))
+            h.register_hook(lambda g: g + 0.2 * g.roll(1, 0))
+            losses = (model[2](h) - 0.3).square().flatten(1).mean(dim=1)
+        paths = backward(losses, model, "mean").paths
+        assert set(paths.values()) == {"rows"}
+
+
+@pytest.mark.filterwarnings("ignore:Gradients must be linear:RuntimeWarning")
+@pytest.mark.parametrize("kind", ["tensor", "prehook", "posthook"])
+def test_a_clip_on_a_transposed_weight_is_noticed_though_rows_cancel(kind: str) -> None:
+    """Gradients of two similar examples cancel in a half of all random combinations."""
+
+    def clip(gradient: Tensor) -> Tensor:
+        return gradient.clamp(-0.5, 0.5)
+
+    for seed in range(12):
+        torch.manual_seed(seed)
+        weight, x = nn.Parameter(torch.randn(3, 4).double()), torch.randn(1, 4).double()
+        transposed = weight.t()
+        if kind == "tensor":
+            transposed.register_hook(clip)
+        elif kind == "prehook":
+            transposed.grad_fn.register_prehook(lambda above: tuple(map(clip, above)))
+        else:
+            transposed.grad_fn.register_hook(lambda below, _: tuple(map(clip, below)))
+        losses = (torch.cat([x, x + 1e-3]) @ transposed).sum(dim=1)
+        rows = [torch.autograd.grad(loss, weight, retain_graph=True)[0] for loss in losses]
+        J = torch.stack(rows).flatten(1)
+        torch.testing.assert_close(gramian(losses, [weight]), J @ J.T)
+
+
 def test_a_hook_that_mixes_instances_is_noticed_when_it_appears() -> None:
     model = Hooked()
     for _ in range(3):

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_jd.core.processes import _failures
+from lightning_jd.core.processes import _roll_call
 from lightning_jd.core.processes._replicas import check_replicas, checksum
 from lightning_jd.errors import ArgumentError, PeerError, ReplicaError, ShapeError
 from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy
@@ -156,7 +156,7 @@ def test_a_process_that_fails_tells_the_others(tmp_path: Path) -> None:
 def die(rank: int, folder: Path) -> None:
     """An error between two steps, where the first process is not at a roll call."""
     warnings.simplefilter("ignore")
-    _failures.PATIENCE = timedelta(seconds=1)
+    _roll_call.PATIENCE = timedelta(seconds=1)
     begin = time.perf_counter()
     noted = "does not answer: process 1 has failed: ArithmeticError: in a hook"
     callbacks = [JacobianDescent(), FailingHook()]
@@ -227,23 +227,7 @@ def test_every_bit_counts(dtype: torch.dtype) -> None:
     assert int(checksum(torch.ones(3, 5).to(dtype).T)) in sums  # the layout does not matter
 
 
-def test_long_tensors_are_looked_at_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_jd.core.processes._replicas._BLOCK", 4)
-    swapped = torch.arange(12.0)
-    swapped[[0, 4]] = swapped[[4, 0]]  # the same place in two blocks
-    assert int(checksum(torch.arange(12.0))) != int(checksum(swapped))
-
-
 @pytest.mark.parametrize("every", [-1, 1.5, True])
 def test_the_number_of_steps_is_checked(every: Any) -> None:
     with pytest.raises(ArgumentError, match="`check_replicas` must be a number of steps, or 0"):
         JacobianDescent(check_replicas=every)
-
-
-def test_alone_there_is_nobody_to_tell() -> None:
-    error = ValueError("Connection closed by peer")
-    _failures.report_failure(error, torch.device("cpu"))
-    _failures.check_peers(torch.device("cpu"))
-    check_replicas([("a", torch.ones(1))])
-    assert str(error) == "Connection closed by peer"
-    assert timedelta(seconds=SOON) < _failures.PATIENCE  # or the tests above prove less

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from lightning_jd.core import factors_send_less, sent_by_sum
+from lightning_jd.core import factors_send_less
 
 
 class Matrix(NamedTuple):
@@ -39,7 +39,7 @@ class Matrix(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Parameters that one task alone reaches: one row of them travels.
+    """Parameters that only one task reaches: their row is its own factor.
 
     Attributes:
         size: How many numbers a row is.
@@ -78,7 +78,7 @@ def volume(
         {'rows': 6000, 'factors': 0, 'gramian': 48, 'weights': 6, 'gradient': 6000}
     """
     R = processes
-    rows = alone = factors = n = 0
+    rows = factors = n = 0
     for layer in layers:
         size = layer if isinstance(layer, int) else layer.size
         n += size
@@ -87,15 +87,15 @@ def volume(
             if factors_send_less(R * matrix.numbers(m), R * m * size, processes=R):
                 factors += matrix.numbers(m)
                 continue
-        if isinstance(layer, Head):
-            alone += size
+        if isinstance(layer, Head) and factors_send_less(R * size, R * m * size, processes=R):
+            factors += size
         else:
             rows += size
     total = m if kind == "tasks" else m * R
     return {
-        "rows": (m * rows + alone) * (R - 1) / R * itemsize,
+        "rows": m * rows * (R - 1) / R * itemsize,
         "factors": factors * (R - 1) / 2 * itemsize,
-        "gramian": sent_by_sum(total**2 * itemsize, processes=R),
+        "gramian": 2 * (R - 1) / R * total**2 * itemsize,
         "weights": total * (R - 1) / R * itemsize,
         "gradient": 2 * n * (R - 1) / R * itemsize,
     }

@@ -3,39 +3,38 @@
 A forward pass through DistributedDataParallel leaves a note in the autograd graph. So a loop may
 pass the wrapped model, the module inside or its parameters: the losses tell that they belong to all
 processes. Losses of a model that is not wrapped stay those of one process.
+
+With ``static_graph=True`` it learns in its first backward pass which parameters are used, and
+reduces all gradients at the end of that pass. For us that pass only differentiates losses, whose
+weights are not known yet. So the first reduction is held, and started with the delivery.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
 from lightning_jd.core.processes._delivery import Delivery
 from lightning_jd.core.processes._pool import Pool
-from lightning_jd.engines import NamedParameters, Objectives
+from lightning_jd.engines import NamedParameters, Objectives, own_hooks
 from lightning_jd.errors import SetupError
 
 _NOTE = "lightning_jd.forward"
 
 
 class _Forward(NamedTuple):
-    """A forward pass through DistributedDataParallel.
-
-    Attributes:
-        wrapper: The wrapped model, which may be gone.
-        module: The module inside.
-        processes: The number of processes.
-        synchronises: Whether the backward pass reduces gradients: not inside of ``no_sync()``.
-    """
+    """A forward pass; its backward pass reduces gradients unless it was inside of ``no_sync()``."""
 
     wrapper: ref[DistributedDataParallel]
     module: ref[nn.Module]
@@ -44,12 +43,7 @@ class _Forward(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """The reduction of gradients over all processes.
-
-    Attributes:
-        wrapper: The model that reduces them; ``None`` if there is none (any more), or several.
-        delivery: What each process delivers.
-    """
+    """The model that reduces gradients (``None``: none, or several), and the delivery to it."""
 
     wrapper: DistributedDataParallel | None
     delivery: Delivery
@@ -74,7 +68,8 @@ def _on_registration(parent: nn.Module, name: str, _: nn.Module | None) -> None:
 
 def watch() -> None:
     """Have every DistributedDataParallel, present or future, leave notes."""
-    register_module_module_registration_hook(_on_registration)
+    with own_hooks():
+        register_module_module_registration_hook(_on_registration)
     if dist.is_available() and dist.is_initialized():
         for each in gc.get_objects():
             if isinstance(each, DistributedDataParallel):
@@ -95,16 +90,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def reduction_of(model: Any, objectives: Objectives, named: NamedParameters) -> Reduction | None:
-    """Who reduces the gradients of some losses; ``None`` if they belong to this process alone.
-
-    Args:
-        model: What the user has passed as the model.
-        objectives: The losses.
-        named: The parameters.
-
-    Raises:
-        SetupError: If the processes of the model are only some of those that there are.
-    """
+    """The reduction of the gradients of some losses; ``None`` if they belong to one process."""
     size = Pool().size
     if size == 1:
         return None
@@ -141,14 +127,10 @@ def reduction_of(model: Any, objectives: Objectives, named: NamedParameters) -> 
 
 
 def delivery_to(model: Any) -> Delivery:
-    """What becomes of the gradients of this process.
+    """The delivery to a model as the strategy has wrapped it.
 
-    DistributedDataParallel takes the mean over all processes, unless it was told to do something
-    else. It waits for the gradient of every parameter, unless it has looked for those that the
-    losses of this process do not reach.
-
-    Args:
-        model: The model as the strategy has wrapped it.
+    DistributedDataParallel takes the mean over all processes, unless it has a communication hook.
+    It waits for the gradient of every parameter, unless it finds unused parameters.
     """
     everywhere = not getattr(model, "find_unused_parameters", False)
     averaged = (
@@ -186,3 +168,33 @@ def _forwards(objectives: Objectives) -> Iterator[_Forward]:
                     seen.add(below)
                     following.append(below)
         layer = following
+
+
+@contextmanager
+def first_reduction_held(model: Any) -> Iterator[None]:
+    """Neither a forward nor a backward pass inside starts the first reduction of a static graph."""
+    if not _is_first(model):
+        yield
+        return
+    model._static_graph_delay_allreduce_enqueued = True
+    try:
+        yield
+    finally:
+        model._static_graph_delay_allreduce_enqueued = False
+
+
+def start_first_reduction(model: Any, scalar: Tensor) -> None:
+    """Have the backward pass of ``scalar`` end with the first reduction, if that is still due.
+
+    It is not for a micro-batch that is accumulated without one.
+    """
+    if not _is_first(model) or not model.require_backward_grad_sync:
+        return
+    reduce = model.reducer._delay_all_reduce
+    scalar.register_hook(lambda _: Variable._execution_engine.queue_callback(reduce))
+    model._static_graph_delay_allreduce_enqueued = True
+
+
+def _is_first(model: Any) -> bool:
+    static = getattr(model, "static_graph", False)
+    return bool(static) and not model._static_graph_delay_allreduce_enqueued

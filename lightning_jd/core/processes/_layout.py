@@ -19,12 +19,12 @@ LISTED = ("instances", "instances_tasks")
 
 
 class Description(NamedTuple):
-    """What one process tells the others about its rows.
+    """The description of the rows of one process, which the others receive.
 
     Attributes:
         kinds: The kinds of its losses: one, or none if there is no row.
         columns: The number of tasks per instance, where that is known.
-        tasks: Name and number of pieces (micro-batches) of each row that is a sum over pieces.
+        tasks: Name and number of micro-batches of each row that is a sum over micro-batches.
         listed: How many rows there are that stand for themselves.
         holes: Whether rows were left out, so that those of a matrix of losses fill no matrix.
     """
@@ -54,6 +54,11 @@ class OwnRows(NamedTuple):
 @lru_cache(maxsize=64)
 def _all_rows(m: int) -> OwnRows:
     return OwnRows(tuple(range(m)), (1.0,) * m)
+
+
+def listed_names(m: int, columns: int) -> tuple[str, ...]:
+    """The names of m listed rows, ``"instance/task"`` if the number of tasks is known (not 0)."""
+    return tuple(f"{i // columns}/{i % columns}" if columns else str(i) for i in range(m))
 
 
 @dataclass(frozen=True)
@@ -103,29 +108,29 @@ class Layout:
         if kind in LISTED:
             m = sum(each.listed for each in descriptions)
             k = columns[0] if columns and not any(each.holes for each in descriptions) else 0
-            names = tuple(f"{i // k}/{i % k}" if k else str(i) for i in range(m))
+            names = listed_names(m, k)
             ends = torch.tensor([each.listed for each in descriptions]).cumsum(0).tolist()
             rows = tuple(
                 OwnRows(tuple(range(end - each.listed, end)), (1.0,) * each.listed)
                 for each, end in zip(descriptions, ends, strict=True)
             )
         else:
-            pieces: Counter[str] = Counter()  # in the order of the first process that has a name
+            batches: Counter[str] = Counter()  # in the order of the first process that has a name
             for each in descriptions:
-                pieces.update(dict(each.tasks))
-            names = tuple(pieces)
+                batches.update(dict(each.tasks))
+            names = tuple(batches)
             position = {name: i for i, name in enumerate(names)}
             rows = tuple(
                 OwnRows(
                     tuple(position[name] for name, _ in each.tasks),
-                    tuple(1 / pieces[name] for name, _ in each.tasks),
+                    tuple(1 / batches[name] for name, _ in each.tasks),
                 )
                 for each in descriptions
             )
         return Layout(kind, names, max(columns, default=1), rows)
 
     @classmethod
-    def alone(cls, objectives: Objectives) -> Layout:
+    def of_one_process(cls, objectives: Objectives) -> Layout:
         """That of one process and one micro-batch, whose rows are J as they are."""
         losses, is_matrix = objectives.losses, objectives.kind == "instances_tasks"
         columns = losses.shape[1] if is_matrix and isinstance(losses, Tensor) else 1
@@ -156,16 +161,15 @@ class Layout:
     def own_weights(self, weights: Tensor, rank: int) -> Tensor:
         r""":math:`S_r^\top w`: the weights of the rows of one process."""
         where, share = self.rows[rank]
-        if where == tuple(range(self.m)) and len(set(share)) == 1:  # the usual case of tasks
-            return weights if share[0] == 1 else weights * share[0]
-        return weights[_on(weights, where)] * _on(weights, share).to(weights)
+        if self.rows[rank] == _all_rows(self.m):
+            return weights
+        return weights[_on(weights, where)] * weights.new_tensor(share)
 
     def placed(self, values: Tensor, rank: int) -> Tensor:
         r""":math:`S_r v`: one number per row of J from one per row of a process, to be summed."""
         where, share = self.rows[rank]
         placed = values.new_zeros(self.m)
-        index = _on(values, where)
-        return placed.index_add(0, index, values * _on(values, share).to(values))
+        return placed.index_add(0, _on(values, where), values * values.new_tensor(share))
 
     def assembled(self, stacked: Tensor) -> Tensor:
         """J from the rows of all processes, one below the other, or some columns of both."""
@@ -173,26 +177,17 @@ class Layout:
             return stacked
         J = stacked.new_zeros(self.m, stacked.shape[1])
         for (where, share), part in zip(self.rows, stacked.split(self.counts), strict=True):
-            if where == tuple(range(self.m)) and len(set(share)) == 1:
-                J.add_(part, alpha=share[0])  # the usual case: every process has every task
-            else:
-                J[list(where)] += part * part.new_tensor(share).unsqueeze(1)
+            J[_on(J, where)] += part * part.new_tensor(share).unsqueeze(1)
         return J
 
     def add_block(self, G: Tensor, block: Tensor, first: int, second: int) -> None:
         r"""Add :math:`S_r B S_s^\top` to a matrix, and its transpose if r is not s."""
         (rows, left), (columns, right) = self.rows[first], self.rows[second]
-        if self.is_union:  # and the rows of each process are next to each other
-            i, j = (slice(those[0], those[-1] + 1) for those in (rows, columns))
-            G[i, j] += block
-            if first != second:
-                G[j, i] += block.T
-            return
         block = block * torch.outer(block.new_tensor(left), block.new_tensor(right))
-        above, beside = torch.tensor(rows).unsqueeze(1), torch.tensor(columns)
-        G[above, beside] += block
+        i, j = _on(G, rows), _on(G, columns)
+        G[i.unsqueeze(1), j] += block
         if first != second:
-            G[beside.unsqueeze(1), above.T] += block.T
+            G[j.unsqueeze(1), i] += block.T
 
     def share(self, row: int, rank: int) -> float:
         """The factor of a row of J on one process; 0 if that does not have it."""
@@ -212,10 +207,5 @@ class Layout:
         return Layout(self.kind, tuple(self.names[i] for i in kept), self.columns, rows)
 
 
-def _on(like: Tensor, numbers: Sequence[float]) -> Tensor:
-    """Numbers of the host where a tensor is; nobody waits for the copy."""
-    whole = all(isinstance(number, int) for number in numbers)
-    dtype = torch.long if whole else torch.float64
-    wide = torch.tensor(numbers, dtype=dtype)
-    narrow = wide if whole or like.dtype == torch.float64 else wide.float()
-    return narrow.to(like.device, non_blocking=True)
+def _on(like: Tensor, positions: Sequence[int]) -> Tensor:
+    return torch.tensor(positions, dtype=torch.long, device=like.device)

@@ -6,8 +6,8 @@ from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._accumulated import AccumulatedRows
 from lightning_jd.core.rows._base import Nonfinite, Rows
 from lightning_jd.core.rows._graph import DEFAULT_OPTIONS, GraphRows
-from lightning_jd.core.rows._pieces import is_sharded
 from lightning_jd.core.rows._sharded import ShardedRows
+from lightning_jd.core.rows._shards import is_sharded
 from lightning_jd.engines import NamedParameters, Select, TapeOptions
 
 

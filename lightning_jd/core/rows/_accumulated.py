@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_jd.core.processes._columns import add_by_rows, all_at_first
 from lightning_jd.core.processes._delivery import Gradients
-from lightning_jd.core.processes._exchange import add_by_rows, all_at_first
 from lightning_jd.core.processes._layout import LISTED, Description, kind_of
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._base import Nonfinite, Rows, columns_of, per_parameter
@@ -84,13 +84,12 @@ class AccumulatedRows(Rows):
     @override
     def gramian(self, named: NamedParameters) -> Tensor:
         G = self.like().new_zeros(self.layout.m, self.layout.m)
-        add_by_rows(G, self.pool, self.layout, [self._matrix(named).to(G)])
+        add_by_rows(G, self.pool, self.layout, self._matrix(named).to(G))
         return self.pool.sum(self._with_losses(G), "gramian")
 
     @override
     def jacobian(self, named: NamedParameters) -> Tensor:
-        like = self.like()
-        return all_at_first(self.pool, self.layout, [self._matrix(named).to(like)], like)
+        return all_at_first(self.pool, self.layout, self._matrix(named).to(self.like()))
 
     @override
     def features_gramian(self, features: str | Tensor | None) -> Tensor:
@@ -159,11 +158,7 @@ class AccumulatedRows(Rows):
 class Store:
     """Adds up the rows of tasks (and ranks) and lists the rows of instances.
 
-    Args:
-        empty: No row at all, shape (0, n).
-
-    Attributes:
-        sums: Name of a task to the sum of its rows, and how many there were.
+    ``empty`` is no row at all, shape (0, n); ``sums`` has the sum and the number of rows by task.
     """
 
     def __init__(self, empty: Tensor) -> None:

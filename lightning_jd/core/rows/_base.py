@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from lightning_jd.aggregators import Method
-from lightning_jd.core.processes._delivery import Delivery, Gradients, delivered
+from lightning_jd.core.processes._delivery import (
+    Delivery,
+    Gradients,
+    PooledSelection,
+    delivered,
+)
 from lightning_jd.core.processes._layout import Description, Layout
 from lightning_jd.core.processes._pool import Pool
-from lightning_jd.core.processes._selection import PooledSelection
 from lightning_jd.engines import (
     NamedParameters,
     Objectives,
@@ -35,15 +39,8 @@ class Rows(ABC):
     """The rows of one step: those of this process, and the layout of all processes.
 
     :meth:`add` takes the losses. :meth:`agree` ends that, and all else comes after it. All
-    processes call the same methods in the same order.
-
-    Args:
-        named: The parameters; the same for all micro-batches.
-        pool: The processes; by default all of them.
-        select: The parameters to aggregate, see :func:`lightning_jd.engines.select`.
-        nonfinite: ``"raise"``, or ``"skip"`` to leave out objectives whose loss or gradient is NaN
-            or infinite.
-        can_skip: Whether the caller can set ``nonfinite="skip"``, so that errors may advise it.
+    processes call the same methods in the same order. Arguments are those of
+    :func:`lightning_jd.core.rows.collect`.
 
     Attributes:
         layout: The rows of all processes.
@@ -70,7 +67,6 @@ class Rows(ABC):
         pool: Pool | None = None,
         select: Select = "all",
         nonfinite: Nonfinite = "raise",
-        can_skip: bool = True,
     ) -> None:
         self.named, self.pool = named, pool or Pool(named[0][1].device)
         self.paths: dict[str, str] = {}
@@ -81,7 +77,7 @@ class Rows(ABC):
         self.as_plain = False
         self.only_norms = False
         self._which, self._nonfinite = select, nonfinite
-        self._can_skip = can_skip and not self.skips
+        self._can_skip = not self.skips  # errors may advise it
         self._micro_batches = 0
         self._selection = PooledSelection(named, select)
         self._losses: list[Tensor] = []
@@ -89,7 +85,7 @@ class Rows(ABC):
         # One process on a device checks losses with the Gramian, in the only wait of the step.
         is_on_device = named[0][1].device.type != "cpu"
         self._checks_losses = self.skips or self.pool.size > 1 or not is_on_device
-        self._agreed: tuple[int, ...] = ()  # digests of what all processes have agreed on
+        self._formats: tuple[Any, ...] = ()  # of the rows of all processes
 
     @abstractmethod
     def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
@@ -106,37 +102,29 @@ class Rows(ABC):
         return None
 
     def agree(self, *, exactly: bool, gramian_is_next: bool) -> None:
-        """Learn what the other processes have.
+        """Gather the descriptions of all processes, and derive the layout and the selection.
 
         Args:
             exactly: Whether parameters that no loss reaches must be left out already here.
-            gramian_is_next: Whether the Gramian of all :attr:`selected` will be asked for, so that
-                it may be begun while the others answer, or come from the passes for :attr:`plain`.
-
-        Raises:
-            NonFiniteError: If a loss of another process is NaN or infinite.
-            GraphError: If no loss of any process reaches a parameter.
-            ArgumentError: If the rows of the processes, or micro-batches, do not fit together.
+            gramian_is_next: Whether the Gramian of all :attr:`selected` will be computed, which
+                may come from the passes for :attr:`plain`.
         """
         count = sum(map(len, self._losses))
-        own = (self._selection.seen, self._bad, count, self._description())
-        told = self.pool.gather(own, self._begin if gramian_is_next else None)
-        self._agreed = self.pool.agreed
-        self._selection.hear(seen for seen, *_ in told)
-        self.skipped = tuple(name for _, names, _, _ in told for name in names)
+        formats = self._own_formats() if gramian_is_next else None
+        own = (self._selection.seen, self._bad, count, self._description(), formats)
+        heard = self.pool.gather(own)
+        self._selection.hear(seen for seen, *_ in heard)
+        self.skipped = tuple(name for _, names, *_ in heard for name in names)
         if self.skipped and not self.skips:
-            raise self.losses_error(self.skipped, sum(number for _, _, number, _ in told))
-        self.layout = Layout.of(tuple(description for *_, description in told))
+            raise self.losses_error(self.skipped, sum(number for _, _, number, *_ in heard))
+        self.layout = Layout.of(tuple(description for *_, description, _ in heard))
+        self._formats = tuple(formats for *_, formats in heard)
         self.selected, self.plain = self._selection.selected, self._selection.plain
         if self.layout.m and not self._selection.reached:
             raise nothing_reached(len(self.named))
 
     def values(self, *, wanted: bool) -> Tensor | None:
-        """The losses of all rows, shape (m,).
-
-        Args:
-            wanted: Whether a method reads them. Otherwise ``None`` may save a message.
-        """
+        """The losses of all rows, shape (m,); unless ``wanted``, ``None`` may save a message."""
         if not wanted:
             return None
         like = self.like()
@@ -151,69 +139,41 @@ class Rows(ABC):
         """The diagonal of :meth:`gramian`, shape (m,); cheaper where no row is in several parts."""
         return self.gramian(named).diagonal()
 
-    @abstractmethod
     def jacobian(self, named: NamedParameters) -> Tensor:
         """The rows over some parameters, shape (m, n), on the first process; elsewhere n is 0."""
+        raise AssertionError("`unsupported` must refuse methods that need the rows")
 
-    @abstractmethod
     def features_gramian(self, features: str | Tensor | None) -> Tensor:
-        """The Gramian of the gradients at the features, shape (m, m).
-
-        Args:
-            features: Where they are, see :class:`lightning_jd.aggregators.FromFeatures`.
-
-        Raises:
-            GraphError: If there are no features.
-        """
+        """The Gramian of the gradients at ``features``, those of FromFeatures, shape (m, m)."""
+        raise AssertionError("`unsupported` must refuse weights from features")
 
     def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:
-        """This process's part of the gradients ``weights @ J`` of some parameters.
-
-        Args:
-            named: The parameters, a group or a part of :attr:`plain`; each is asked for once.
-            weights: One per row, shape (m,).
-            delivery: What happens to the gradients.
+        """This process's part of ``weights @ J`` over some parameters, each of them once.
 
         Returns:
             Name of a parameter to its gradient, where some row reaches it.
         """
-        return self._own_gradients(named, self._own_weights(weights, delivery))
+        own, factor = self.layout.own_weights(weights, self.pool.rank), delivery.factor(self.pool)
+        return self._own_gradients(named, own if factor == 1 else factor * own)
 
     def plain_gradients(self, delivery: Delivery) -> Gradients:
         """This process's part of the gradients of :attr:`plain`, those of ordinary training."""
         return self.combine(self.plain, self.plain_weights(), delivery)
 
     def delivered(self, own: Gradients, complete: Gradients, delivery: Delivery) -> Gradients:
-        """The gradients that this process adds to ``.grad``.
-
-        Args:
-            own: What :meth:`combine` has returned.
-            complete: The gradients of the other parameters, of all rows.
-            delivery: What happens to them.
-        """
+        """The gradients that this process adds to ``.grad``, see :func:`delivered`."""
         return delivered(self.pool, self._selection, own, complete, delivery)
 
     def combined(self, weights: Tensor) -> Tensor | None:
-        """The weighted sum of the losses with its graph, if differentiating it is all that is left.
-
-        Args:
-            weights: One per row, shape (m,).
-        """
+        """The weighted sum of the losses, if an ordinary pass of it is all that is left."""
         return None
 
     @abstractmethod
     def finite_only(self, finite: Sequence[bool]) -> Rows:
-        """The same step without the rows that are not finite, as far as they can be told apart.
+        """The same step without the rows that are not finite; an error if none may be left out.
 
-        Args:
-            finite: Which rows were finite.
-
-        Returns:
-            Other rows, which have agreed already. They may not be finite either, if the ones that
-            are not have to be found out one by one first.
-
-        Raises:
-            NonFiniteError: If none may be left out.
+        The result has agreed already. It may hold rows that are not finite, too: rows that are
+        computed together spoil one another, and are computed one by one first.
         """
 
     def shown(self) -> Tensor:
@@ -231,12 +191,7 @@ class Rows(ABC):
         return torch.empty(0, dtype=dtype, device=self.named[0][1].device)
 
     def losses_error(self, bad: Sequence[str], total: int) -> NonFiniteError:
-        """The error for losses that are NaN or infinite.
-
-        Args:
-            bad: Their names.
-            total: How many losses there are.
-        """
+        """The error for the losses ``bad`` of ``total``, which are NaN or infinite."""
         remedy = "lower the learning rate, or set nonfinite='skip'"
         return NonFiniteError(
             f"Losses must be finite, got NaN or infinity in {len(bad)} of {total}"
@@ -253,9 +208,9 @@ class Rows(ABC):
             f"{', or set nonfinite=' + repr('skip') if self._can_skip else ''}."
         )
 
-    @abstractmethod
     def _description(self) -> Description:
         """The description of the rows of this process, which the other processes receive."""
+        raise AssertionError("rows without a description must override `agree`")
 
     @abstractmethod
     def _own_values(self) -> list[Tensor]:
@@ -265,8 +220,8 @@ class Rows(ABC):
     def _own_gradients(self, named: NamedParameters, weights: Tensor) -> Gradients:
         """Combine the rows of this process, with one weight each."""
 
-    def _begin(self) -> object:
-        """Start the work for the Gramian while the other processes answer; by default nothing."""
+    def _own_formats(self) -> tuple[Any, ...] | None:
+        """Names and formats of the selected rows, if they are known before the roll call."""
         return None
 
     def _note(self, objectives: Objectives) -> Objectives | None:
@@ -278,11 +233,6 @@ class Rows(ABC):
         bad = objectives.nonfinite() if self._checks_losses else ()
         self._bad += bad
         return without(objectives, bad) if bad or not objectives.m else objectives
-
-    def _own_weights(self, weights: Tensor, delivery: Delivery) -> Tensor:
-        """The weights of the rows of this process."""
-        own, factor = self.layout.own_weights(weights, self.pool.rank), delivery.factor(self.pool)
-        return own if factor == 1 else factor * own
 
     def _names(self, finite: Sequence[bool]) -> list[str]:
         """The names of the rows that are not finite."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from lightning_jd.core.rows._cut import Cut, Entry, Place, cut_of
+from lightning_jd.core.rows._feature_edges import Cut, Entry, Place, cut_of
 from lightning_jd.engines import NamedParameters, Objectives
 from lightning_jd.errors import GraphError
 
@@ -21,12 +21,7 @@ _BLOCK = 1 << 19
 
 
 class Product(NamedTuple):
-    """The gradient at the input of a linear layer, as its two factors.
-
-    Attributes:
-        output: The gradient at the output, shape (b, o).
-        weight: Shape (o, f).
-    """
+    """The gradient at the input of a linear layer, as its factors (b, o) and (o, f)."""
 
     output: Tensor
     weight: Tensor
@@ -49,13 +44,8 @@ def features_gramian(
     """The Gramian of the gradients of the losses at the features, shape (m, m).
 
     Of a matrix of losses (instance and task), instances have no features in common: all inner
-    products between two of them are zero.
-
-    Args:
-        objectives: The losses; their graph is kept.
-        scale: Losses are multiplied by it before they are differentiated, and gradients divided.
-        features: Where they are, see :func:`~lightning_jd.core.rows._cut.cut_of`.
-        named: The parameters.
+    products between two of them are zero. The graph is kept; ``features`` are those of
+    :func:`~lightning_jd.core.rows._feature_edges.cut_of`.
 
     Raises:
         GraphError: If there are no features, or if instances have them in common.
@@ -148,7 +138,7 @@ def _differentiated(
 def _captured(
     entries: list[tuple[int, Entry]], found: dict[tuple[int, Place], Tensor | Product]
 ) -> Iterator[None]:
-    """While a backward pass runs, keep what each task brings to each place, and take it away."""
+    """During a backward pass, store the gradient of each task at each place and remove it there."""
     wanted: dict[Any, list[tuple[int, tuple[int, Place]]]] = {}
     for task, (node, position, place) in entries:
         wanted.setdefault(node, []).append((position, (task, place)))
@@ -223,12 +213,9 @@ def _products_of_factors(factors: list[Product], dtype: torch.dtype) -> Tensor:
 
 
 def _add_instances(G: Tensor, column: list[Tensor | None], other: list[Tensor | None]) -> None:
-    """Add the inner products of the tasks of each instance.
+    """Add the inner products of the tasks of each instance, from their gradients at one place.
 
-    Args:
-        G: The Gramian, whose rows are instances times tasks.
-        column: The gradients of the tasks, summed over instances, at one place.
-        other: The same with loss i times 2^(i mod 5): where instances do not mix, so are slices.
+    ``other`` has loss i times 2^(i mod 5): where instances do not mix, slices have that factor.
     """
     some = next((part for part in column if part is not None), None)
     if some is None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_jd.core.processes._columns import all_at_first
 from lightning_jd.core.processes._delivery import Delivery, Gradients
-from lightning_jd.core.processes._exchange import all_at_first
 from lightning_jd.core.processes._gramian import LocalParts, gramian_of
 from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of
 from lightning_jd.core.processes._pool import Pool
@@ -44,16 +45,9 @@ DEFAULT_OPTIONS = TapeOptions()
 class GraphRows(Rows):
     """Differentiates the losses of one micro-batch of each process when a method needs the rows.
 
-    A process without losses adds none, and takes part all the same.
-
-    Args:
-        named: The parameters.
-        pool: The processes; by default all of them.
-        select: The parameters to aggregate, see :func:`lightning_jd.engines.select`.
-        nonfinite: ``"raise"`` or ``"skip"``, see :class:`Rows`.
-        options: Those of the tape. With ``memory="low"``, several processes work on some
-            parameters at a time.
-        retain_graph: Whether the graph of the losses is kept; one process may free it otherwise.
+    A process without losses adds none, and takes part all the same. Arguments are those of
+    :func:`lightning_jd.core.rows.collect`. With ``memory="low"``, several processes work on some
+    parameters at a time.
     """
 
     def __init__(
@@ -71,7 +65,6 @@ class GraphRows(Rows):
         self._options, self._frees = options, self._is_alone and not retain_graph
         self._retain_graph = not self._frees or self.skips  # AccumulatedRows differentiate again
         self._tapes: dict[str, Tape] = {}  # by the first parameter
-        self._norms: tuple[Tape | None, SquaredNorms] = None, SquaredNorms()
         self._given: Objectives | None = None
         self._objectives: Objectives | None = None  # without those that are not finite
         self._scale: float | Tensor = 1.0
@@ -97,24 +90,24 @@ class GraphRows(Rows):
             return
         assert self._objectives is not None
         chosen = select(self._objectives, self.named, self._which)
-        self.layout = Layout.alone(self._objectives)
+        self.layout = Layout.of_one_process(self._objectives)
         self.selected, self.plain = chosen.selected, chosen.plain
         if exactly:
             reached = leaves_reached(self._objectives)
             self.selected = [pair for pair in self.selected if id(pair[1]) in reached]
 
     @override
-    def _begin(self) -> None:
+    def _own_formats(self) -> tuple[Any, ...] | None:
+        if self._objectives is None:
+            return (), ()
         selected = self._selection.selected
-        if not selected or self._objectives is None or self._options.memory == "low":
-            return
-        # A process with an error takes part in nothing else, and SyncBatchNorm would wait for it.
-        if not holds_custom(self._objectives):
-            tape = self._tape(selected)
-            if self.only_norms and self._objectives.kind in LISTED:
-                self._norms_of(tape)
-            else:
-                tape.contributions()
+        # SyncBatchNorm waits for all processes, and one with an error comes to the roll call only.
+        if not selected or self._options.memory == "low" or holds_custom(self._objectives):
+            return None
+        if self.only_norms and self._objectives.kind in LISTED:
+            return None
+        local = self._local_parts(selected)
+        return local.names, local.formats
 
     @override
     def values(self, *, wanted: bool) -> Tensor | None:
@@ -126,13 +119,14 @@ class GraphRows(Rows):
     def gramian(self, named: NamedParameters) -> Tensor:
         if self._is_alone:
             return self._tape(named).gramian()
-        names = () if self._objectives is None else self._objectives.names
-        G, formed = gramian_of(
-            lambda: map(self._local_parts, self._at_a_time(named)),
-            *(names, self.pool, self.layout, self._agreed, self.like()),
-        )
+        names, nothing = tuple([name for name, _ in named]), (None,) * len(named)
+        formats: list[Any] = []
+        if all(each is not None and each[0] in ((), names) for each in self._formats):
+            formats = [each[1] or nothing for each in self._formats]
+        parts = map(self._local_parts, self._at_a_time(named))
+        G, held = gramian_of(parts, self.pool, self.layout, self.like(), formats)
         if (tape := self._tapes.get(named[0][0])) is not None:
-            for pair in formed:
+            for pair in held:
                 tape.hold(*pair)
         return G
 
@@ -143,7 +137,8 @@ class GraphRows(Rows):
         squares = self.like().new_zeros(0 if self._objectives is None else self._objectives.m)
         if self._objectives is not None and self._reaches(named):
             tape = self._tape(named)
-            squares = sum([part.to(squares) for part in self._norms_of(tape)], squares)
+            norms = tape.extract(SquaredNorms(), keeps=self._options.memory == "fast")
+            squares = sum([part.to(squares) for part in norms.found.values()], squares)
             self._note_paths(tape)
             if self._options.memory == "low":
                 self._tapes.pop(named[0][0], None)  # an ordinary pass gives the gradients
@@ -159,7 +154,7 @@ class GraphRows(Rows):
             J, slow = jacobian_with_reasons(self._objectives, named, scale=self._scale)
             self.slow |= slow
         self.paths |= {name: "jacobian" for name, _ in named}
-        return J if self._is_alone else all_at_first(self.pool, self.layout, [J.to(like)], like)
+        return J if self._is_alone else all_at_first(self.pool, self.layout, J.to(like))
 
     @override
     def features_gramian(self, features: str | Tensor | None) -> Tensor:
@@ -273,14 +268,6 @@ class GraphRows(Rows):
                 self._tapes[named[0][0]] = tape
         return tape
 
-    def _norms_of(self, tape: Tape) -> Collection[Tensor]:
-        """The squared norms of the rows of this process, by parameter; computed once."""
-        tape_of, norms = self._norms
-        if tape is not tape_of:
-            norms = tape.extract(SquaredNorms(), keeps=self._options.memory == "fast")
-            self._norms = tape, norms
-        return norms.found.values()
-
     def _note_paths(self, tape: Tape) -> None:
         self.paths |= tape.paths
         self.slow |= slow_parameters(tape)
@@ -317,7 +304,9 @@ class GraphRows(Rows):
             for contribution in tape.contributions():
                 parts[contribution.placements[0].parameter].append(contribution)
             self._note_paths(tape)
-        return LocalParts(tuple([name for name, _ in named]), sizes, parts)
+        listed = self._objectives is None or self._objectives.kind in LISTED
+        tasks = () if listed or self._objectives is None else self._objectives.names
+        return LocalParts(tuple([name for name, _ in named]), sizes, parts, tasks)
 
     def _reaches(self, named: NamedParameters) -> bool:
         """Whether the losses of this process reach one of the parameters."""

@@ -19,39 +19,37 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.aggregators import Method
-from lightning_jd.core.processes._columns import products
 from lightning_jd.core.processes._delivery import Delivery, Gradients
-from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of
+from lightning_jd.core.processes._layout import LISTED, Description, Layout, kind_of, listed_names
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.core.rows._accumulated import Store
 from lightning_jd.core.rows._base import Rows, columns_of, per_parameter
-from lightning_jd.core.rows._gathered import Gathered, Prospect
-from lightning_jd.core.rows._pieces import (
+from lightning_jd.core.rows._fsdp_tape import Gathered, OnePassCheck
+from lightning_jd.core.rows._shards import (
     check_pieces,
     differentiated,
     in_pieces,
     local,
     unsupported_by_pieces,
 )
-from lightning_jd.engines import NamedParameters, Objectives, Select, Tape, column_count, select
-from lightning_jd.engines.tape import CHECK_EVERY
+from lightning_jd.engines import (
+    NamedParameters,
+    Objectives,
+    Select,
+    Tape,
+    TapeOptions,
+    column_count,
+    select,
+)
+from lightning_jd.engines.tape.contributions import products
 from lightning_jd.errors import ArgumentError
 
 
 class ShardedRows(Rows):
-    """Each process holds some columns of all rows, those of its pieces of the parameters.
+    """Each process holds some columns of all rows, those of its shards of the parameters.
 
     No objective can be left out: a process that does without one leaves the others waiting.
-
-    Args:
-        named: The parameters; the same for all micro-batches.
-        select: Which of them are aggregated, see :func:`lightning_jd.engines.select`.
-        keeps: Whether there may be several micro-batches, whose rows are kept. Otherwise those of
-            instances are formed where they are needed, and as far as they are.
-        check_every: Micro-batches between two certificates of the same kind of graph.
-
-    Raises:
-        SetupError: If a parameter is not cut into one piece per process.
+    Arguments are those of :func:`lightning_jd.core.rows.collect`.
     """
 
     def __init__(
@@ -60,10 +58,11 @@ class ShardedRows(Rows):
         *,
         select: Select = "all",
         keeps: bool = True,
-        check_every: int = CHECK_EVERY,
+        check_every: int = TapeOptions.check_every,
     ) -> None:
         pool = Pool(local(named[0][1]).device)
-        super().__init__(named, pool=pool, select=select, can_skip=False)
+        super().__init__(named, pool=pool, select=select)
+        self._can_skip = False
         check_pieces(named, self.pool.size)
         self._keeps, self._check_every = keeps, check_every
         self._gathered: Gathered | None = None
@@ -76,16 +75,10 @@ class ShardedRows(Rows):
 
     @override
     def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
-        """Differentiate the losses of one micro-batch; their graph is kept.
-
-        Raises:
-            PeerError: If another process has failed.
-            NonFiniteError: If a loss of any process is NaN or infinite.
-            ArgumentError: If the processes have different tasks.
-        """
+        """Differentiate the losses of one micro-batch; their graph is kept."""
         self._micro_batches += 1
-        prospect = Prospect.of(objectives, self.named, scale)
-        layout, obstacle, is_due = self._layout_of(objectives, prospect)
+        one_pass = OnePassCheck.of(objectives, self.named, scale)
+        layout, obstacle, is_due = self._layout_of(objectives, one_pass)
         chosen = {name for name, _ in select(objectives, self.named, self._which).selected}
         self.selected = [pair for pair in self._pieces if pair[0] in chosen]
         self.plain = [pair for pair in self._pieces if pair[0] not in chosen]
@@ -105,10 +98,10 @@ class ShardedRows(Rows):
 
         J = None
         if not obstacle:
-            tape = Tape(objectives, prospect.wholes, scale=scale, check="off")
+            tape = Tape(objectives, one_pass.wholes, scale=scale, check="off")
             gathered = Gathered(tape, self.named, self.pool, layout, self.like())
             self._ways = gathered.paths
-            if not is_due or prospect.holds(gathered, combined, by_rows=self._keeps):
+            if not is_due or one_pass.passes(gathered, combined, by_rows=self._keeps):
                 self._gathered = None if self._keeps else gathered
                 J = gathered.rows() if self._keeps else self.like().new_empty(layout.m, 0)
         if J is None:
@@ -127,7 +120,8 @@ class ShardedRows(Rows):
     def agree(self, *, exactly: bool, gramian_is_next: bool) -> None:
         ((kind, columns),) = self._kinds
         self._J = self._store.rows(mean=True)
-        names = tuple(self._store.sums) or tuple(map(str, range(len(self._J))))
+        k = columns if kind == "instances_tasks" else 0
+        names = tuple(self._store.sums) or listed_names(len(self._J), k)
         self.layout = Layout(kind, names, columns, ())
         self.paths = {name: self._ways[name] for name, _ in self.selected}
 
@@ -146,14 +140,6 @@ class ShardedRows(Rows):
         return self.pool.sum(products(part), "gramian")
 
     @override
-    def jacobian(self, named: NamedParameters) -> Tensor:
-        raise AssertionError("no process holds whole rows: see `unsupported`")
-
-    @override
-    def features_gramian(self, features: str | Tensor | None) -> Tensor:
-        raise AssertionError("no backward pass ends at the features: see `unsupported`")
-
-    @override
     def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:
         return self._own_gradients(named, weights)
 
@@ -167,10 +153,6 @@ class ShardedRows(Rows):
         raise self.gradients_error(self._names(finite))
 
     @override
-    def _description(self) -> Description:
-        raise AssertionError("described by micro-batch: see `_layout_of`")
-
-    @override
     def _own_values(self) -> list[Tensor]:
         return self._store.losses(mean=True)
 
@@ -182,33 +164,35 @@ class ShardedRows(Rows):
         part = columns_of(self._J, self._pieces, named)
         return per_parameter(weights.to(part) @ part, named)
 
-    def _layout_of(self, objectives: Objectives, prospect: Prospect) -> tuple[Layout, str, bool]:
-        """Learn what the other processes have in this micro-batch.
+    def _layout_of(
+        self, objectives: Objectives, one_pass: OnePassCheck
+    ) -> tuple[Layout, str, bool]:
+        """Gather the descriptions of this micro-batch on all processes.
 
         Returns:
-            The rows of all; why some process cannot do with one pass; and whether for some of them
-            a certificate is due.
+            The rows of all; the obstacle to one pass on some process; whether a certificate is due.
         """
         kinds, columns = kind_of(objectives)
         listed = kinds[0] in LISTED
         tasks = () if listed else tuple((name, 1) for name in objectives.names)
         description = Description(kinds, columns, tasks, objectives.m if listed else 0)
-        said = (objectives.nonfinite(), objectives.m, description)
-        answers = self.pool.gather((*said, prospect.obstacle, prospect.is_due(self._check_every)))
-        told = [(bad, m, each) for bad, m, each, *_ in answers]
-        obstacle = next((why for *_, why, _ in answers if why), "")
-        is_due = any(due for *_, due in answers)
+        own = (objectives.nonfinite(), objectives.m, description)
+        is_due = one_pass.is_due(self._check_every)
+        bad, counts, descriptions, obstacles, due = zip(
+            *self.pool.gather((*own, one_pass.obstacle, is_due)), strict=True
+        )
+        obstacle = next(filter(None, obstacles), "")
         if not obstacle:
-            prospect.count(certified=is_due)
-        if bad := [name for names, _, _ in told for name in names]:
-            raise self.losses_error(bad, sum(m for _, m, _ in told))
-        layout = Layout.of(tuple(each for _, _, each in told))
+            one_pass.count(certified=any(due))
+        if names := [name for some in bad for name in some]:
+            raise self.losses_error(names, sum(counts))
+        layout = Layout.of(descriptions)
         if 0 in layout.counts or (layout.kind == "tasks" and min(layout.counts) < layout.m):
-            has = [[name for name, _ in each.tasks] or each.listed for _, _, each in told]
+            has = [[name for name, _ in each.tasks] or each.listed for each in descriptions]
             raise ArgumentError(
                 "With parameters in pieces, all processes must have losses, and of the same tasks, "
                 f"got {has}. A process that skips a part of the model leaves the others waiting: "
                 "return zero times the outputs instead, or use strategy='ddp'."
             )
         self._kinds.add((layout.kind, layout.columns))
-        return layout, obstacle, is_due
+        return layout, obstacle, any(due)

@@ -132,7 +132,7 @@ class _Shares:
         ]
 
     def _agree(self) -> None:
-        """See that all tensors have the same examples, also where these have several entries."""
+        """Check that all tensors have the same examples, also where these have several entries."""
         for place in self._tensors:
             owners = self._owners[place]
             if owners.axis == 0 and np.array_equal(owners.ids, np.arange(len(owners.ids))):
@@ -146,7 +146,7 @@ class _Shares:
         (self.m,) = counts
 
     def _trace(self, places: Collection[Place]) -> None:
-        """See that what was told apart are examples, and not the rows of a parameter."""
+        """Check that the slices are examples, and not the rows of a parameter."""
         for place in places:
             origin = origin_of(place, self._owners[place], self._parameters)
             if origin.parameter is not None:
@@ -217,7 +217,7 @@ class _Shares:
             raise NotSeparableError(_unknown(place))
 
     def _inherit(self, node: Node, place: Place, below: bool, single: bool) -> bool:
-        """Tell an operation what is known above it; whether that was news."""
+        """Hand the state of an operation down to an input; whether that changed it."""
         child = place[0]
         before = self._below.get(child), self._single.get(child), place in self._seen
         self._seen.add(place)
@@ -237,7 +237,7 @@ class _Shares:
         return before != (below, single, True)
 
     def _check(self, node: Node) -> None:
-        """See that an operation above the reductions is a sum, or is a reduction itself."""
+        """Check that an operation above the reductions is a sum, or is a reduction itself."""
         name = operation(node)
         if node.name() == LEAF:
             raise NotSeparableError(_PARAMETER)

@@ -135,7 +135,7 @@ def _region(root: Place, enters: Callable[[Place], bool]) -> set[Node]:
 
 
 def _filled(node: Node, gradients: list[Tensor | None]) -> list[Tensor | None]:
-    """Zeros for the outputs that nobody uses, where an operation has several."""
+    """Zeros for unused outputs of an operation with several."""
     like = next(g for g in gradients if g is not None)
     if len(gradients) == 1:
         return gradients

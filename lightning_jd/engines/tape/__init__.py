@@ -1,9 +1,10 @@
 """The Gramian tape: the Gramian of any autograd graph without its Jacobian."""
 
+from lightning_jd.engines.tape._compare import Rounding, random_vector
 from lightning_jd.engines.tape._cross import Half, cross
 from lightning_jd.engines.tape._explain import Explanation, Slow, explain, slow_parameters
 from lightning_jd.engines.tape._extracts import Parts, Projections, SquaredNorms
-from lightning_jd.engines.tape._foresight import Foresight, foresee
+from lightning_jd.engines.tape._one_pass import OnePass, one_pass_of
 from lightning_jd.engines.tape._tape import Tape
 from lightning_jd.engines.tape.contributions import (
     Budget,
@@ -24,10 +25,9 @@ from lightning_jd.engines.tape.owners.flow import (
 )
 from lightning_jd.engines.tape.plan import Certificates
 from lightning_jd.engines.tape.rules import NotApplicableError, Site, register_rule, unregister_rule
-from lightning_jd.engines.tape.run import CHECK_EVERY, TapeOptions
+from lightning_jd.engines.tape.run import TapeOptions
 
 __all__ = [
-    "CHECK_EVERY",
     "REDUCED",
     "Budget",
     "Certificates",
@@ -35,13 +35,14 @@ __all__ = [
     "Crossing",
     "Explanation",
     "Factors",
-    "Foresight",
     "Half",
     "NotApplicableError",
+    "OnePass",
     "OuterProduct",
     "Owners",
     "Parts",
     "Projections",
+    "Rounding",
     "Rows",
     "Settled",
     "Site",
@@ -52,7 +53,8 @@ __all__ = [
     "UnprovenError",
     "cross",
     "explain",
-    "foresee",
+    "one_pass_of",
+    "random_vector",
     "reader",
     "register_flow",
     "register_rule",

@@ -45,6 +45,8 @@ _OF_PRODUCTS = 30.0
 _VANISHED = 16.0
 #: Powers of two round alike, these factors do not; and how many times what they show is noise.
 _SCALES, _FEW = (1.0, 0.75, 0.625, 0.875, 1.25), 6.0
+#: Rounding errors that hide other errors, in units of the tolerance.
+_LOUD = 2.0
 #: Deviations from linearity that are rounding, in units of the machine precision.
 _LINEAR = 8.0
 #: Numbers whose length a CPU measures at a time.
@@ -61,7 +63,8 @@ class Mismatch:
     Attributes:
         parameters: Their positions; several if they are only known together.
         what: ``"Gramian"`` or ``"gradient"``; ``"linearity"`` if the ordinary gradient itself is
-            not linear in the losses; ``"program"`` if a program is wrong, and not the rules.
+            not linear in the losses; ``"program"`` if a program is wrong, and not the rules;
+            ``"hook"`` if a hook showed in other parameters.
         error: The error relative to the ordinary gradient.
     """
 
@@ -107,7 +110,7 @@ class Rounding:
     """
 
     def __init__(self, dtype: torch.dtype, v: Tensor, total: float) -> None:
-        number = torch.finfo(dtype)
+        number, self.number = torch.finfo(dtype), torch.finfo(v.dtype)
         self.dtype, self.eps, self.weight = dtype, number.eps, float(v.abs().sum())
         self.vanished = _VANISHED * number.tiny * number.eps * self.weight
         self._cancelled = _CANCELLED[dtype] * number.eps * total
@@ -116,11 +119,33 @@ class Rounding:
         """The largest distance of two gradients of one length that are equal in theory."""
         return _TOLERANCE[self.dtype] * length + self._cancelled + self.vanished
 
-    def of_product(self, length: float, dtype: torch.dtype) -> float:
-        """The largest error of a squared length, computed from a Gramian."""
-        number = torch.finfo(dtype)
-        vanished = number.tiny * number.eps * self.weight**2
-        return _OF_PRODUCTS * (number.eps * length**2 + vanished)
+    def fault(
+        self,
+        expected: float,
+        length: float,
+        distance: float,
+        squared: float | None = None,
+        noise: float = 0.0,
+    ) -> tuple[str, float] | None:
+        """The wrong quantity of some parameters, and its error.
+
+        Args:
+            expected: The length of their gradient for random signs, see :func:`length_of`.
+            length: The length of the ordinary gradient.
+            distance: The distance of the delivered gradient from it.
+            squared: ``vᵀ G v``, with their share of the Gramian, where that is compared.
+            noise: Measured rounding errors of an ordinary pass.
+        """
+        slack = self.of_gradient(expected) + noise
+        if not distance <= slack:
+            return "gradient", distance
+        if squared is None:
+            return None
+        difference = abs(squared - length**2)
+        vanished = self.number.tiny * self.number.eps * self.weight**2
+        products = _OF_PRODUCTS * (self.number.eps * expected**2 + vanished)
+        between = (max(0.0, squared) ** 0.5 + length) * slack + products
+        return None if difference <= between else ("Gramian", difference**0.5)
 
 
 def length_of(gramian: Tensor, v: Tensor) -> float:
@@ -129,16 +154,17 @@ def length_of(gramian: Tensor, v: Tensor) -> float:
     return float(lengths.norm())
 
 
-def random_vector(G: Tensor, spread: float) -> Tensor:
+def random_vector(G: Tensor, spread: float, generator: torch.Generator | None = None) -> Tensor:
     """Random signs, and powers of two that let every objective weigh about the same.
 
     Args:
         G: The Gramian, shape (m, m).
         spread: The largest ratio of two weights that is allowed for the sake of balance.
+        generator: A source of random numbers; by default one that nobody else draws from.
     """
     norms = G.diagonal().clamp(min=0).sqrt()
     floor = norms.max().clamp(min=torch.finfo(G.dtype).tiny) / spread
-    random = torch.rand(2, len(G), generator=_RANDOM).to(G)
+    random = torch.rand(2, len(G), generator=generator or _RANDOM).to(G)
     signs = torch.where(random[1] < 0.5, -1.0, 1.0)
     balance = torch.log2(norms.max() / torch.maximum(norms, floor)).nan_to_num(0.0)
     return signs * torch.exp2((balance + random[0]).round())
@@ -185,16 +211,23 @@ def mismatches(
     if program is not None:
         compared.append(("program", tuple(chosen), program.G, distance))
     del found, off, program  # the next passes need the memory
-    wrong = []
+    wrong, drowned = [], set[int]()
     for of, parameters, share, distance in compared:
         length = sum(lengths.get(p, 0.0) ** 2 for p in parameters) ** 0.5
-        if _wrong(share, v, length, distance, rounding) is None:
+        squared = max(0.0, float(in_float64(v) @ in_float64(share) @ in_float64(v)))
+        known = length_of(share, v), length, distance, squared
+        if rounding.fault(*known) is None:
             continue
         noise = _noise(parameters, v, ordinary) if isfinite(distance) else 0.0
-        fault = _wrong(share, v, length, distance, rounding, noise)
-        if fault is not None:
+        if (fault := rounding.fault(*known, noise)) is not None:
             what, error = fault
             wrong.append(Mismatch(parameters, of or what, error / length if length else inf))
+        elif not of and noise > _LOUD * _TOLERANCE[dtype] * length:
+            drowned |= set(parameters)
+    if drowned and bool((v.abs() != 1).any()):
+        # Rows that are mostly rounding count as much as the others in v, and hide them.
+        others = set(chosen) - drowned | set(plain)
+        wrong += mismatches(ledger, v.sign(), ordinary, dtype, others) or ()
     return wrong
 
 
@@ -207,29 +240,6 @@ def _noise(parameters: Sequence[int], v: Tensor, ordinary: Ordinary) -> float:
         for g, f in zip(passes, _SCALES, strict=True)
     ]
     return _FEW * max(norm_of(each, parameters) for each in apart)
-
-
-def _wrong(
-    share: Tensor, v: Tensor, ordinary: float, off: float, rounding: Rounding, noise: float = 0.0
-) -> tuple[str, float] | None:
-    """The wrong quantity of some parameters, and its error.
-
-    Args:
-        share: Their share of the Gramian.
-        v: The vector.
-        ordinary: The length of the ordinary gradient.
-        off: The distance of the gradient of the tape from it, where the tape has it.
-        rounding: What is rounding.
-        noise: What was measured to be rounding.
-    """
-    length = length_of(share, v)
-    slack = rounding.of_gradient(length) + noise
-    if not off <= slack:
-        return "gradient", off
-    squared = max(0.0, float(in_float64(v) @ in_float64(share) @ in_float64(v)))
-    difference = abs(squared - ordinary**2)
-    between = (squared**0.5 + ordinary) * slack + rounding.of_product(length, share.dtype)
-    return None if difference <= between else ("Gramian", difference**0.5)
 
 
 def _not_linear(
@@ -315,8 +325,8 @@ def report(wrong: Sequence[Mismatch], names: Sequence[str], *, raises: bool) -> 
     Raises:
         GraphError: If it is.
     """
-    by_rules = [found for found in wrong if found.what not in ("linearity", "program")]
-    others = [found for found in wrong if found not in by_rules]
+    others = [found for found in wrong if found.what in ("linearity", "program")]
+    by_rules = [found for found in wrong if found not in others]
     if raises:
         by_rules += [found for found in others if found.what == "linearity"]
     elif clipped := [names[p] for f in others if f.what == "linearity" for p in f.parameters]:

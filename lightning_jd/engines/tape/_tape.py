@@ -15,7 +15,6 @@ from lightning_jd.engines.tape._extracts import Extract
 from lightning_jd.engines.tape._step import Outcome, may_loop, run_step
 from lightning_jd.engines.tape.contributions import Contribution
 from lightning_jd.engines.tape.run import (
-    CHECK_EVERY,
     Check,
     Collector,
     Ledger,
@@ -27,9 +26,6 @@ from lightning_jd.engines.tape.run import (
 
 _Result = TypeVar("_Result")
 _Extract = TypeVar("_Extract", bound=Extract)
-#: Bytes of gradients that are computed together where others are reduced meanwhile: as many as
-#: DistributedDataParallel waits for before it reduces the first.
-_PART = 1 << 20
 
 
 class Tape:
@@ -77,7 +73,7 @@ class Tape:
         scale: float | Tensor = 1.0,
         memory: Literal["fast", "low"] = "fast",
         check: Check = "auto",
-        check_every: int = CHECK_EVERY,
+        check_every: int = TapeOptions.check_every,
         retain_graph: bool = True,
     ) -> None:
         options = TapeOptions(memory, check, check_every)
@@ -108,8 +104,8 @@ class Tape:
         return {name: paths.get(k, "unreached") for k, (name, _) in enumerate(self.named)}
 
     @property
-    def is_by_rules(self) -> bool:
-        """Whether it is known that one pass served all parameters."""
+    def is_replayed(self) -> bool:
+        """Whether the step was a program, so that one pass served all parameters."""
         return self._outcome is not None and isinstance(self._outcome.ledger, Replay)
 
     @property
@@ -157,7 +153,7 @@ class Tape:
         return self._outcome.ledger.beside
 
     def contributions(self) -> list[Contribution]:
-        """The terms whose products add up to the Gramian, for those who have more rows elsewhere.
+        """The terms whose products add up to the Gramian, for rows on several processes.
 
         Nothing is multiplied here but where a certificate is due. Contributions to one parameter
         have different entries of it; parameters that no loss reaches have none. They are kept for
@@ -237,41 +233,11 @@ class Tape:
         if self._outcome is None:
             self.gramian()
         assert self._outcome is not None
-        found = self._gradients(self._outcome.ledger, weights)
-        return [found.get(k) for k in range(len(self._request.named))]
-
-    def gradients_in_turn(
-        self, weights: Tensor
-    ) -> list[tuple[list[int], Callable[[], list[Tensor]]]]:
-        """:meth:`gradients` of :meth:`contributions`, some parameters after others.
-
-        Args:
-            weights: w, shape (m,).
-
-        Returns:
-            Positions of parameters that some loss reaches, and a function that computes their
-            gradients. Each parameter comes once, and each function is called once.
-        """
-        self.contributions()
-        assert self._outcome is not None
-        assert isinstance(self._outcome.ledger, Collector)
-        sizes = [tensor.numel() * tensor.element_size() for tensor in self._request.tensors]
-
-        def compute(part: Collector, positions: list[int]) -> list[Tensor]:
-            found = self._gradients(part, weights)
-            return [found[k] for k in positions]
-
-        parts = self._outcome.ledger.handed_over(sizes, _PART)
-        return [(those, partial(compute, part, those)) for part, those in parts]
-
-    def _gradients(self, ledger: Ledger | Replay | Loop, weights: Tensor) -> dict[int, Tensor]:
-        """The gradients of reached parameters."""
-        assert self._outcome is not None
         plan = self._outcome.plan
-        found = self._precisely(partial(self._shaped, ledger, weights.detach()))
+        found = self._precisely(partial(self._shaped, self._outcome.ledger, weights.detach()))
         for k in () if plan is None else plan.sparse & found.keys():
             found[k] = found[k].to_sparse(1)  # as its optimizer wants it
-        return found
+        return [found.get(k) for k in range(len(self._request.named))]
 
     def _shaped(self, ledger: Ledger | Replay | Loop, weights: Tensor) -> dict[int, Tensor]:
         """The gradients of reached parameters, in their shape and type."""

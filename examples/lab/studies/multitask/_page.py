@@ -215,7 +215,7 @@ def apart(a: Sequence[float], b: Sequence[float]) -> int:
 
 
 def _told(what: str, verdicts: Mapping[str, int]) -> str:
-    groups = {-1: "better", 1: "worse", 0: "not told apart"}
+    groups = {-1: "better", 1: "worse", 0: "not significantly different"}
     parts = []
     for verdict, word in groups.items():
         names = [label_of(method) for method, found in verdicts.items() if found == verdict]

@@ -1,4 +1,4 @@
-"""What the data of one step say about owners, beyond the structure of the graph."""
+"""Owners that depend on the data of a step: index tensors, and probes of operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_jd.engines.tape.owners._probe import Probe
 
 @dataclass(frozen=True)
 class Crossed:
-    """An operation that owners were sent through by experiment.
+    """An operation whose owners were found by a probe.
 
     Attributes:
         owners: Those of its outputs.
@@ -28,12 +28,12 @@ class Crossed:
 
 
 @dataclass
-class Questions:
-    """The evidence that plans for one graph have asked for.
+class DataUse:
+    """The data that plans for one graph depend on.
 
     Attributes:
         read: Operations whose index tensors matter.
-        crossed: Operations that owners were sent through.
+        crossed: Operations that were probed.
     """
 
     read: set[int] = field(default_factory=set)
@@ -41,7 +41,7 @@ class Questions:
 
 
 class Evidence:
-    """Index tensors and experiments, looked up on demand.
+    """Index tensors and probes, computed on demand.
 
     A plan that was made with some of it holds for steps with the same evidence.
     """
@@ -61,17 +61,17 @@ class Evidence:
             known = self._crossed[node] = at, self._probe.below(node, at.owners, at.shapes)
         return known[1]
 
-    def asked(self, questions: Questions) -> None:
-        """Add what was looked up to what is looked up in later steps."""
-        questions.read |= self.indices.read
-        questions.crossed |= {node: at for node, (at, _) in self._crossed.items()}
+    def note(self, used: DataUse) -> None:
+        """Add the index tensors and probes of this step to those of later steps."""
+        used.read |= self.indices.read
+        used.crossed |= {node: at for node, (at, _) in self._crossed.items()}
 
-    def digest(self, questions: Questions) -> Hashable:
-        """Equal for steps that answer some questions alike; they are looked up."""
+    def digest(self, used: DataUse) -> Hashable:
+        """Equal for steps with equal index tensors and equal owners after probes."""
         if self.m == 1:
             return None
-        crossed = [self.below(node, questions.crossed[node]) for node in sorted(questions.crossed)]
-        return self.indices.digest(questions.read), tuple(map(_digest, crossed))
+        crossed = [self.below(node, used.crossed[node]) for node in sorted(used.crossed)]
+        return self.indices.digest(used.read), tuple(map(_digest, crossed))
 
 
 def _digest(several: Sequence[Owners | None] | None) -> Hashable:

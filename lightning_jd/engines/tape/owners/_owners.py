@@ -73,7 +73,7 @@ class Owners:
         return None if (ids[where[owned]] != readers[owned]).any() else Owners(self.axis, ids)
 
     def equals(self, other: Owners) -> bool:
-        """Whether both say the same of every slice."""
+        """Whether every slice has the same owner in both."""
         return self.axis == other.axis and np.array_equal(self.ids, other.ids)
 
     def reshaped(self, old: Shape, new: Shape) -> Owners | None:
@@ -150,6 +150,6 @@ def in_order(count: int) -> Owners:
     return Owners(0, np.arange(count))
 
 
-def alone(owner: int = 0) -> Owners:
+def single_owner(owner: int = 0) -> Owners:
     """One objective owns everything."""
     return Owners(None, np.array([owner]))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from lightning_jd.engines.tape.graph import LEAF, Edge, Graph, Record, records_of, table_version
-from lightning_jd.engines.tape.owners import Evidence, Questions
+from lightning_jd.engines.tape.owners import DataUse, Evidence
 from lightning_jd.engines.tape.plan._plan import Plan, make_plan
 
 _Value = TypeVar("_Value")
@@ -79,7 +79,7 @@ class Known:
         self._records, self._roots = records, roots
         self.kind: Hashable = _kind(records, roots), rest
         self._plans: Recent[Plan] = Recent(_PLANS)
-        self._questions = Questions()
+        self._data = DataUse()
 
     def plan(
         self,
@@ -96,15 +96,15 @@ class Known:
             row_by_row: Parameters that rules must not deal with.
             evidence: Finds owners where they depend on data.
         """
-        asked = self._questions
-        found = evidence(graph, owners) if asked.read or asked.crossed else None
-        digest = None if found is None else found.digest(asked)
+        used = self._data
+        found = evidence(graph, owners) if used.read or used.crossed else None
+        digest = None if found is None else found.digest(used)
         plan = self._plans.get((owners, row_by_row, digest))
         if plan is None:
             found = found or evidence(graph, owners)
             plan = make_plan(self._records, self._roots, found, row_by_row)
-            found.asked(asked)
-            digest = found.digest(asked) if asked.read or asked.crossed else None
+            found.note(used)
+            digest = found.digest(used) if used.read or used.crossed else None
             self._plans.put((owners, row_by_row, digest), plan)
         return plan
 

@@ -19,7 +19,7 @@ from lightning_jd.engines.tape.graph import (
     parents_first,
     reaching_of,
 )
-from lightning_jd.engines.tape.owners import Arrangement, Evidence, Owners, alone, in_order
+from lightning_jd.engines.tape.owners import Arrangement, Evidence, Owners, in_order, single_owner
 from lightning_jd.engines.tape.plan._survey import Survey
 from lightning_jd.engines.tape.plan._uses import Unit, Use, units_of
 from lightning_jd.engines.tape.rules import rule_at
@@ -147,7 +147,7 @@ def make_plan(
     """
     order = parents_first(records, [edge.node for edge in roots])
     reaching = reaching_of(records, order)
-    begin = alone() if evidence.m == 1 else in_order(evidence.m)
+    begin = single_owner() if evidence.m == 1 else in_order(evidence.m)
     survey = Survey(records, reaching, evidence)
     for edge in roots:
         survey.arrive(edge, begin)

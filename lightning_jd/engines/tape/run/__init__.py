@@ -4,12 +4,11 @@ from lightning_jd.engines.tape.run._freeing import can_free, is_light
 from lightning_jd.engines.tape.run._ledger import Collector, Ledger, Visitor
 from lightning_jd.engines.tape.run._loop import MAX_LOOP_NUMBERS, Loop, loop_over_tasks
 from lightning_jd.engines.tape.run._plan_runner import PlanRunner
-from lightning_jd.engines.tape.run._request import CHECK_EVERY, Check, Request, TapeOptions
+from lightning_jd.engines.tape.run._request import Check, Request, TapeOptions
 from lightning_jd.engines.tape.run._trace import can_trace, trace
 from lightning_jd.engines.tape.run._traced_step import Replay
 
 __all__ = [
-    "CHECK_EVERY",
     "MAX_LOOP_NUMBERS",
     "Check",
     "Collector",

@@ -23,7 +23,7 @@ Deliver = Callable[[int, list[Contribution]], None]
 
 
 class Interpreter:
-    """Asks the rules of a plan, in the order in which a pass meets their operations."""
+    """Runs the rules of a plan, in the order in which a pass meets their operations."""
 
     def __init__(
         self,

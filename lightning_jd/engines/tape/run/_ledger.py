@@ -1,16 +1,16 @@
-"""Adds contributions up to a Gramian, and hands gradients out once the weights are known."""
+"""Adds contributions up to a Gramian, and computes gradients once the weights are known."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.engines.tape.contributions import Budget, Contribution, Rows, products
+from lightning_jd.engines.tape.contributions import Budget, Contribution, Rows, merge, products
+from lightning_jd.engines.tape.plan import Plan, Unit
 from lightning_jd.errors import GraphError
 
 
@@ -159,37 +159,59 @@ class Collector(Ledger):
         """All of them; contributions to the same parameter have different entries of it."""
         return self._kept
 
-    def handed_over(
-        self, sizes: Sequence[int], enough: int
-    ) -> Iterator[tuple[Collector, list[int]]]:
-        """Let go of all contributions, to ledgers of which each has all about some parameters.
-
-        Args:
-            sizes: The bytes of each parameter.
-            enough: How many bytes a ledger has at least, but for the last.
-
-        Returns:
-            The ledgers, and the parameters of each.
-        """
-        kept, self._kept = self._kept, []
-        about = [[placement.parameter for placement in part.placements] for part in kept]
-        last = {k: position for position, those in enumerate(about) for k in those}
-        begin, parameters, size, end = 0, list[int](), 0, 0
-        for position, those in enumerate(about):
-            new = [k for k in those if k not in parameters]
-            parameters += new
-            size += sum(sizes[k] for k in new)
-            end = max(end, *[last[k] for k in those])  # before it, some parameter is not complete
-            if (position >= end and size >= enough) or position == len(kept) - 1:
-                part = copy(self)
-                part._kept = kept[begin : position + 1]
-                yield part, parameters
-                begin, parameters, size = position + 1, [], 0
-
     def hold(self, contribution: Contribution, others: Sequence[Contribution]) -> None:
         """Keep others in the place of a contribution: rows that have been formed of it."""
         position = next(k for k, kept in enumerate(self._kept) if kept is contribution)
         self._kept[position : position + 1] = others
+
+
+class Assembly:
+    """Passes units on to the ledger as soon as all their uses have been delivered."""
+
+    def __init__(self, plan: Plan, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._unit_of: dict[int, Unit] = {}
+        for unit in plan.units:
+            if plan.computed.isdisjoint(unit.parameters):
+                for position in unit.uses:
+                    self._unit_of[position] = unit
+        self._waiting: dict[Unit, dict[int, list[Contribution]]] = {}
+        #: Contributions of uses that belong to no unit here, by position.
+        self.others: dict[int, list[Contribution]] = {}
+
+    def deliver(self, position: int, parts: list[Contribution]) -> None:
+        """Take the contributions of one use."""
+        unit = self._unit_of.get(position)
+        if unit is None:
+            self.others[position] = parts
+        elif len(unit.uses) == 1:
+            self._settle([parts])
+        else:
+            received = self._waiting.setdefault(unit, {})
+            received[position] = parts
+            if len(received) == len(unit.uses):
+                self._settle(list(self._waiting.pop(unit).values()))
+
+    def close(self) -> None:
+        """Settle the units of which some uses received no gradient."""
+        while self._waiting:
+            _, received = self._waiting.popitem()
+            self._settle(list(received.values()))
+
+    def _settle(self, uses: Sequence[list[Contribution]]) -> None:
+        if all(len(parts) == 1 for parts in uses):
+            first, *others = [parts[0] for parts in uses]
+            together = first.merged(others) if others else first
+            if together is not None:
+                self._ledger.add(together)
+                return
+        by_parameter: dict[int, list[Contribution]] = {}
+        for parts in uses:
+            for part in parts:
+                for single in part.split():
+                    by_parameter.setdefault(single.placements[0].parameter, []).append(single)
+        for parts in by_parameter.values():
+            self._ledger.add(merge(parts))
 
 
 class Visitor(Collector):

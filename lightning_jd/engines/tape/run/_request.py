@@ -1,4 +1,4 @@
-"""What is asked of the tape in one step."""
+"""The arguments of the tape in one step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from lightning_jd.engines.tape.run._ledger import Ledger
 from lightning_jd.errors import ArgumentError, GraphError
 
 Check = Literal["auto", "raise", "always", "off"]
-#: Steps between two certificates of the same kind of graph.
-CHECK_EVERY = 1000
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class TapeOptions:
 
     memory: Literal["fast", "low"] = "fast"
     check: Check = "auto"
-    check_every: int = CHECK_EVERY
+    check_every: int = 1000
 
     def __post_init__(self) -> None:
         if self.memory not in ("fast", "low"):

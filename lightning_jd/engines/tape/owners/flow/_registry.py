@@ -1,4 +1,4 @@
-"""The table of register_flow, and what a flow is told about an operation."""
+"""The table of register_flow, and the description of an operation for it."""
 
 from __future__ import annotations
 
