@@ -1,7 +1,8 @@
 """Jacobian descent for PyTorch Lightning: train with a vector of losses instead of a scalar.
 
 For Lightning, pass :class:`JacobianDescent` to the Trainer. For plain PyTorch, use
-:func:`backward`, :class:`Accumulator`, :func:`gramian` and :func:`jacobian`. Aggregators and
+:func:`backward`, :class:`Accumulator`, :func:`gramian`, :func:`jacobian`,
+:func:`gradient_norms` and :func:`project`. Aggregators and
 balancers are here, too. The Lightning classes are imported on first use.
 """
 
@@ -24,6 +25,7 @@ from lightning_jd.aggregators import (
     UW,
     AlignedMTL,
     CAGrad,
+    Clip,
     ConFIG,
     Constant,
     DualProj,
@@ -51,7 +53,14 @@ from lightning_jd.aggregators import (
     resolve,
 )
 from lightning_jd.core import Accumulator, backward
-from lightning_jd.engines import explain, gramian, jacobian
+from lightning_jd.engines import (
+    explain,
+    gradient_norms,
+    gramian,
+    gramian_of_data,
+    jacobian,
+    project,
+)
 
 if TYPE_CHECKING:
     from lightning_jd import fabric
@@ -79,6 +88,7 @@ __all__ = [
     "Accumulator",
     "AlignedMTL",
     "CAGrad",
+    "Clip",
     "ConFIG",
     "Constant",
     "DualProj",
@@ -110,8 +120,11 @@ __all__ = [
     "backward",
     "explain",
     "fabric",
+    "gradient_norms",
     "gramian",
+    "gramian_of_data",
     "jacobian",
+    "project",
     "register",
     "resolve",
 ]

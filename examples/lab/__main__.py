@@ -38,6 +38,7 @@ COMMANDS: Commands = {
             "fit": "examples.lab.bench.fit:fit",
             "metrics": "examples.lab.bench.metrics:metrics",
             "gallery": "examples.lab.bench.gallery:gallery",
+            "exactness": "examples.lab.bench.exactness:exactness",
             "methods": "examples.lab.bench.methods:methods",
             "optimizers": "examples.lab.bench.optimizers:optimizers",
             "ddp": "examples.lab.bench.ddp:ddp",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_jd.aggregators import Constant, Krum, Method, TrimmedMean, available
+from lightning_jd.aggregators import Clip, Constant, Krum, Method, TrimmedMean, available
 
 
 def example(cls: type[Method], m: int) -> dict[str, Any]:
     """Arguments of a method for m objectives: none, unless the method requires them."""
+    if issubclass(cls, Clip):
+        return {"norm": 1.0}
     if issubclass(cls, Constant):
         return {"weights": [(-1.0) ** i * (i + 1) for i in range(m)]}
     if issubclass(cls, Krum):  # as many arbitrary rows as it can stand

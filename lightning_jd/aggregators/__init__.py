@@ -14,6 +14,7 @@ from lightning_jd.aggregators._balancer import Balancer
 from lightning_jd.aggregators._base import Aggregator, GramianAggregator, Method, Property
 from lightning_jd.aggregators._cagrad import CAGrad
 from lightning_jd.aggregators._cheaper import with_cheaper_weights
+from lightning_jd.aggregators._clip import Clip
 from lightning_jd.aggregators._config import ConFIG
 from lightning_jd.aggregators._constant import Constant
 from lightning_jd.aggregators._crmogm import CRMOGM
@@ -80,6 +81,7 @@ __all__ = [
     "AlignedMTL",
     "Balancer",
     "CAGrad",
+    "Clip",
     "ConFIG",
     "Constant",
     "DualProj",

@@ -140,9 +140,12 @@ class GramianAggregator(Aggregator):
     Attributes:
         reads_gramian: Whether the weights depend on the entries of the Gramian. If not, a step does
             not wait for the device to compute them.
+        only_norms: Whether the weights depend on the diagonal only. A step may then give a Gramian
+            whose other entries are zero.
     """
 
     reads_gramian: bool = True
+    only_norms: bool = False
 
     @abstractmethod
     def weights(self, gramian: Tensor) -> Tensor:

@@ -124,6 +124,8 @@ def _needs(cls: type[Method]) -> str:
     if issubclass(cls, Balancer):
         return "losses"
     needs = "Gramian" if issubclass(cls, GramianAggregator) else "rows"
+    if getattr(cls, "only_norms", False):
+        needs = "norms"
     if cls.halves:
         needs += " of two samples"
     return f"{needs}, losses" if cls.uses_values else needs

@@ -6,7 +6,6 @@ in one line. What else is here, surfaces need around a step: the other processes
 
 from lightning_jd.core._accumulator import Accumulator
 from lightning_jd.core._backward import backward
-from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._losses import objectives_of
 from lightning_jd.core._method_cache import method_of_call
 from lightning_jd.core._options import (
@@ -42,6 +41,7 @@ from lightning_jd.core.processes._roll_call import check_peers, report_failure
 from lightning_jd.core.rows import collect
 from lightning_jd.core.rows._base import Rows
 from lightning_jd.core.rows._shards import is_sharded, show_pieces, unsupported_by_pieces
+from lightning_jd.engines import Groups, split_into_groups
 
 __all__ = [
     "COMPLETE",

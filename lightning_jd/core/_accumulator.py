@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_jd.aggregators import AggregatorSpec
-from lightning_jd.core._groups import Groups
 from lightning_jd.core._loop import Loop
 from lightning_jd.core._options import Nonfinite, RowsOption
 from lightning_jd.core._report import Report
 from lightning_jd.core._two_samples import in_halves
 from lightning_jd.core.processes._ddp import Reduction
 from lightning_jd.core.rows._base import Rows
-from lightning_jd.engines import Losses, Parameters, Select, SplitSpec, TapeOptions
+from lightning_jd.engines import Groups, Losses, Parameters, Select, SplitSpec, TapeOptions
 from lightning_jd.errors import ArgumentError
 
 

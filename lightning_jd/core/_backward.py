@@ -7,13 +7,20 @@ from typing import Any
 from torch import Tensor
 
 from lightning_jd.aggregators import AggregatorSpec
-from lightning_jd.core._groups import Groups
 from lightning_jd.core._loop import Loop
 from lightning_jd.core._options import MemoryOption, Nonfinite, RowsOption
 from lightning_jd.core._renamed import old_names
 from lightning_jd.core._report import Report
 from lightning_jd.core._two_samples import in_halves
-from lightning_jd.engines import Losses, Objectives, Parameters, Select, SplitSpec, TapeOptions
+from lightning_jd.engines import (
+    Groups,
+    Losses,
+    Objectives,
+    Parameters,
+    Select,
+    SplitSpec,
+    TapeOptions,
+)
 
 
 @old_names(model=1)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from lightning_jd.aggregators import AggregatorSpec, Method, with_cheaper_weights
-from lightning_jd.core._groups import Groups
 from lightning_jd.core._losses import objectives_of
 from lightning_jd.core._method_cache import method_of_call
 from lightning_jd.core._options import Nonfinite, RowsOption, check_options
@@ -34,6 +33,7 @@ from lightning_jd.core.rows import collect
 from lightning_jd.core.rows._base import Rows
 from lightning_jd.core.rows._shards import is_sharded, show_pieces
 from lightning_jd.engines import (
+    Groups,
     Losses,
     NamedParameters,
     Objectives,

@@ -19,12 +19,13 @@ class GroupReport:
     """Gramian and weights of one group of parameters.
 
     Attributes:
-        gramian: G, shape (m, m); ``None`` if no Jacobian was computed.
+        gramian: G, shape (m, m); ``None`` if no Jacobian was computed, or only its norms.
         weights: w, shape (m,); ``None`` if the aggregator is not a weighting of the rows.
         parameters: The names of the parameters in the group.
         products: The inner product of each gradient with the update, shape (m,), if there are no
             weights.
         squared_length: The squared length of the update, if there are no weights.
+        norms: The norms of the gradients, shape (m,), if nothing else of the Gramian was computed.
     """
 
     gramian: Tensor | None
@@ -32,6 +33,7 @@ class GroupReport:
     parameters: tuple[str, ...]
     products: Tensor | None = None
     squared_length: Tensor | None = None
+    norms: Tensor | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,13 +72,15 @@ class Report:
         """G = J Jᵀ over the aggregated parameters, shape (m, m); with groups, the sum of theirs.
 
         Raises:
-            NotComputedError: With a balancer, for which no Jacobian is computed, and in the steps
-                between two of ``weights_every``. ``known_gramian`` is ``None`` there.
+            NotComputedError: With a balancer, for which no Jacobian is computed, with a method that
+                reads norms only, and in the steps between two of ``weights_every``.
+                ``known_gramian`` is ``None`` there.
         """
         if self.known_gramian is None:
             raise NotComputedError(
-                "`gramian` must have been computed in this step, got a step of a balancer, or one "
-                "that reuses its weights. Check whether `known_gramian` is None."
+                "`gramian` must have been computed in this step, got a step of a balancer, of a "
+                "method that reads norms only, or one that reuses its weights. Check whether "
+                "`known_gramian` is None."
             )
         return self.known_gramian
 
@@ -129,7 +133,8 @@ def total_gramian(parts: Iterable[GroupReport]) -> Tensor | None:
 
 def _table(names: tuple[str, ...], group: GroupReport, shown: int = 10) -> list[str]:
     G = group.gramian
-    norms = [None] * len(names) if G is None else G.diagonal().clamp(min=0).sqrt().tolist()
+    lengths = group.norms if G is None else G.diagonal().clamp(min=0).sqrt()
+    norms = [None] * len(names) if lengths is None else lengths.tolist()
     weights = [None] * len(names) if group.weights is None else group.weights.tolist()
     width = max(9, *(len(name) for name in names[:shown]))
     lines = [f"{'objective':<{width}}  {'gradient norm':>13}  {'weight':>10}"]

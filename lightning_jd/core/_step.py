@@ -23,13 +23,18 @@ from lightning_jd.aggregators import (
     Step,
     Sum,
 )
-from lightning_jd.core._groups import Groups, split_into_groups
 from lightning_jd.core._report import GroupReport, Report, total_gramian
 from lightning_jd.core._update import Update
 from lightning_jd.core._validate import check_values, direction_from, is_builtin, weights_from
 from lightning_jd.core.processes._delivery import COMPLETE, Delivery, Gradients
 from lightning_jd.core.rows._base import Rows, nothing_reached, per_parameter
-from lightning_jd.engines import NamedParameters, column_count, hooks_silenced
+from lightning_jd.engines import (
+    Groups,
+    NamedParameters,
+    column_count,
+    hooks_silenced,
+    split_into_groups,
+)
 from lightning_jd.errors import ArgumentError
 
 #: Rows up to which the Gramian goes to the host.
@@ -82,6 +87,7 @@ class _Step:
     ) -> None:
         self.rows, self.method, self.delivery = rows, method, delivery
         rows.as_plain = isinstance(method, (Mean, Sum))
+        self.only_norms = rows.only_norms = getattr(method, "only_norms", False)
         self.device = rows.named[0][1].device
         self.overflow = overflow
         self.is_weighted = isinstance(method, GramianAggregator)
@@ -150,6 +156,8 @@ class _Step:
             return self.rows.features_gramian(self.method.features)
         if self.weights_first:
             return None
+        if self.only_norms:
+            return self.rows.squared_norms(self.members[group]).diag()
         if not self.needs_rows:
             return self.rows.gramian(self.members[group])
         J = self.jacobians[group] = self.rows.jacobian(self.members[group])
@@ -198,6 +206,9 @@ class _Step:
                 weights = pool.computed_by_first(solve, m, like, "weights")
             else:
                 weights = like.new_full((m,), 1 / max(1, m))
+            if self.only_norms and G is not None:
+                norms = G.diagonal().clamp(min=0).sqrt()
+                return GroupReport(None, weights, names, norms=norms)
             return GroupReport(G, weights, names)
         assert isinstance(method, Aggregator)
         assert G is not None

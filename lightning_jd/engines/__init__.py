@@ -7,10 +7,13 @@ tensor([[1., 1.],
         [2., 1.]])
 """
 
+from lightning_jd.engines._blocks import gramian_of_data
 from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._gramian import gramian
+from lightning_jd.engines._groups import Groups, split_into_groups
 from lightning_jd.engines._hooks import hooks_registered, hooks_silenced, listens, own_hooks
 from lightning_jd.engines._jacobian import jacobian, jacobian_with_reasons
+from lightning_jd.engines._norms import gradient_norms
 from lightning_jd.engines._objectives import Losses, Objectives
 from lightning_jd.engines._parameters import (
     NamedParameters,
@@ -21,6 +24,7 @@ from lightning_jd.engines._parameters import (
     named_parameters_of,
     select,
 )
+from lightning_jd.engines._project import project
 from lightning_jd.engines._reach import (
     check_not_freed,
     holds_compiled,
@@ -44,6 +48,7 @@ from lightning_jd.engines.tape import (
 
 __all__ = [
     "Explanation",
+    "Groups",
     "Losses",
     "NamedParameters",
     "Objectives",
@@ -60,7 +65,9 @@ __all__ = [
     "column_count",
     "explain",
     "from_columns",
+    "gradient_norms",
     "gramian",
+    "gramian_of_data",
     "holds_compiled",
     "holds_custom",
     "holds_hooks",
@@ -73,9 +80,11 @@ __all__ = [
     "mark_as_freed",
     "named_parameters_of",
     "own_hooks",
+    "project",
     "register_rule",
     "select",
     "slow_parameters",
+    "split_into_groups",
     "split_loss",
     "task_roots",
     "tasks_reaching",

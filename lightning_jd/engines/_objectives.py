@@ -17,7 +17,8 @@ from lightning_jd.errors import ArgumentError, GraphError, ShapeError
 Losses = Tensor | Sequence[Tensor | None] | Mapping[str, Tensor | None]
 Kind = Literal["instances", "instances_tasks", "tasks", "ranks"]
 
-
+#: The name of a loss that comes without one.
+_ONE = "loss"
 #: What autograd differentiates: a tensor, or a place in the graph.
 Output = Tensor | GradientEdge
 
@@ -160,6 +161,19 @@ class Objectives:
             return loss.edge, loss.factor
         return loss, torch.ones_like(loss)
 
+    def each(self) -> Objectives:
+        """The same, for what must have a loss for each example.
+
+        Raises:
+            ShapeError: If there is one loss without a dimension.
+        """
+        if self.kind == "tasks" and self.names == (_ONE,):
+            raise ShapeError(
+                "`losses` must have one entry per example or task, got one scalar. Take the loss "
+                "without its mean (reduction='none'), or pass [loss] for a single task."
+            )
+        return self
+
     @property
     def has_values(self) -> bool:
         """Whether the value of each objective is known."""
@@ -247,7 +261,7 @@ def _read_scalars(losses: object) -> tuple[tuple[str, ...], tuple[Tensor, ...], 
 
 def _named(losses: object) -> Iterable[tuple[str, object]]:
     if isinstance(losses, Tensor):
-        return [("loss", losses)]
+        return [(_ONE, losses)]
     if isinstance(losses, Mapping):
         return [(str(name), loss) for name, loss in losses.items()]
     if isinstance(losses, Sequence) and not isinstance(losses, str):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines._reach import tasks_reaching
-from lightning_jd.errors import ArgumentError, GraphError
+from lightning_jd.errors import ArgumentError, GraphError, SetupError
 
 _PARAMETERS, _MODULES = nn.Module.named_parameters, nn.Module.named_modules
 
@@ -76,6 +76,21 @@ def named_parameters_of(params: Parameters) -> NamedParameters:
     if not named:
         raise GraphError("`params` must hold a tensor that requires a gradient, got none.")
     return list(named.items())
+
+
+def whole_parameters_of(params: Parameters) -> NamedParameters:
+    """The same, for what works on whole parameters only.
+
+    Raises:
+        SetupError: If a parameter is in pieces on several processes.
+    """
+    named = named_parameters_of(params)
+    if pieces := [name for name, tensor in named if type(tensor).__name__ == "DTensor"]:
+        raise SetupError(
+            f"Parameters must be whole on this process, got {pieces[0]!r} in pieces (FSDP2). Use "
+            "`lightning_jd.backward` or the callback there, or DistributedDataParallel here."
+        )
+    return named
 
 
 def _pairs(params: object) -> list[tuple[str, Any]]:

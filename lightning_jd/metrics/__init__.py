@@ -11,6 +11,13 @@ from lightning_jd.metrics._cosines import PairwiseCosine, pairwise_cosines
 from lightning_jd.metrics._delta import DeltaM, delta_m
 from lightning_jd.metrics._hypervolume import Hypervolume, hypervolume
 from lightning_jd.metrics._imbalance import NormImbalance, gradient_norms, norm_imbalance
+from lightning_jd.metrics._noise import (
+    GradientNoiseScale,
+    NormQuantiles,
+    gradient_noise_scale,
+    noise_and_signal,
+    norm_quantiles,
+)
 from lightning_jd.metrics._prediction import PredictedChange, predicted_change
 from lightning_jd.metrics._rank import MeanRank, mean_rank
 from lightning_jd.metrics._similarity import SimilarityToMean, similarity_to_mean
@@ -31,10 +38,12 @@ __all__ = [
     "DeltaM",
     "Direction",
     "DualConeViolation",
+    "GradientNoiseScale",
     "History",
     "Hypervolume",
     "MeanRank",
     "NormImbalance",
+    "NormQuantiles",
     "PairwiseCosine",
     "PredictedChange",
     "SimilarityToMean",
@@ -48,11 +57,14 @@ __all__ = [
     "conflict_summary",
     "delta_m",
     "dual_cone_violation",
+    "gradient_noise_scale",
     "gradient_norms",
     "hypervolume",
     "largest_weight",
     "mean_rank",
+    "noise_and_signal",
     "norm_imbalance",
+    "norm_quantiles",
     "pairwise_cosines",
     "predicted_change",
     "similarity_to_mean",

@@ -33,8 +33,9 @@ class Finding(NamedTuple):
 
 
 def verdict(run: Run) -> list[Finding]:
-    """The findings: conflict, imbalance, who suffers, effect on the update, and cost."""
-    return [_conflict(run), _imbalance(run), _harm(run), _change(run), _cost(run)]
+    """The findings: conflict, imbalance, who suffers, effect on the update, cost, batch size."""
+    found = [_conflict(run), _imbalance(run), _harm(run), _change(run), _cost(run)]
+    return found if math.isnan(run.mean("gradient_noise")) else [*found, _batch(run)]
 
 
 def _conflict(run: Run) -> Finding:
@@ -143,6 +144,26 @@ def _cost(run: Run) -> Finding:
         parts.append(f"Computing the weights takes {_percent(weights)}.")
     level: Level = "fact" if parts else "unknown"
     return Finding(question, level, " ".join(parts) or _MISSING, rule)
+
+
+def _batch(run: Run) -> Finding:
+    question = "Would a larger batch pay?"
+    rule = (
+        "With one objective per example: the variance of the mean gradient of a batch, relative to "
+        "the squared length of the true gradient; both are unbiased estimates, averaged over the "
+        "recorded steps. Above 2, a larger batch pays; below 0.5, a smaller one would do. (At 1, "
+        "the batch is the gradient noise scale.)"
+    )
+    noise, signal = run.mean("gradient_noise"), run.mean("gradient_signal")
+    if signal <= 0:
+        return Finding(question, "fact", "Yes: the gradient is lost in its noise.", rule)
+    ratio = noise / signal
+    facts = f"the variance of the mean gradient is {ratio:.2g} times its squared length"
+    if ratio > 2:
+        return Finding(question, "fact", f"Yes: {facts}.", rule)
+    if ratio < 0.5:
+        return Finding(question, "fact", f"No, a smaller one would do: {facts}.", rule)
+    return Finding(question, "fact", f"Hardly: {facts}.", rule)
 
 
 def _percent(share: float) -> str:

@@ -9,13 +9,21 @@ import torch
 from torch import Tensor
 
 from lightning_jd.core import GroupReport, Report
-from lightning_jd.metrics import Direction, conflict_summary, gradient_norms
+from lightning_jd.metrics import (
+    Direction,
+    conflict_summary,
+    gradient_norms,
+    noise_and_signal,
+)
 from lightning_jd.metrics._alignment import of_direction, of_unit
 from lightning_jd.metrics._unit import TOLERANCE, unit_gramian
 from lightning_jd.surfaces._pass import Pass
 
 #: More tasks than this are not shown one by one: each would be a curve of its own.
 MOST_TASKS = 64
+
+#: Those of the gradient norms of examples that are logged.
+_QUANTILES = (0.1, 0.5, 0.9)
 
 
 class Tasks(NamedTuple):
@@ -90,6 +98,15 @@ def values_of(
         )
         add("", summary.names, summary.values)
     add("", ("mean_loss",), update.seen.shown.reshape(1))
+    if update.seen.kind == "instances":
+        if (norms := _norms(report)) is not None:
+            quantiles = norms.quantile(norms.new_tensor(_QUANTILES))
+            add("norm_quantile/", ("10", "50", "90"), quantiles)
+        if G is not None and len(G) > 1:
+            noise, signal = noise_and_signal(G)
+            noise = noise / len(G)  # of the mean
+            add("gradient_", ("noise", "signal"), torch.stack([noise, signal]))
+            add("", ("signal_to_noise",), (signal / noise.clamp(min=1e-30)).reshape(1))
     if (tasks := tasks_of(update)) is not None:
         add("weight/", tasks.names, tasks.weights)
         add("norm/", tasks.names, None if G is None else gradient_norms(G))
@@ -104,6 +121,13 @@ def values_of(
             add(f"group/{name}/", summary.names, summary.values)
     together = torch.cat([part.to(parts[0]) for part in parts])
     return dict(zip(names, together.tolist(), strict=True))
+
+
+def _norms(report: Report) -> Tensor | None:
+    """The norms of all rows, where the Gramian or the only group has them."""
+    if report.known_gramian is not None:
+        return gradient_norms(report.known_gramian)
+    return report.groups[None].norms if None in report.groups else None
 
 
 def _worse(gramian: Tensor, report: Report) -> Tensor | None:

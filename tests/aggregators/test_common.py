@@ -28,14 +28,16 @@ every_weighted = pytest.mark.parametrize("cls", WEIGHTED.values(), ids=WEIGHTED)
 
 # Most are homogeneous of degree one: the update is as long as the gradients.
 HOMOGENEITY = dict.fromkeys(CLASSES, 1) | {"nashmtl": 0, "fairgrad": 0}
-# A step size of weights, or the epsilon of Adam, has a scale, which is part of the method.
-SCALE_FREE = {name: cls for name, cls in CLASSES.items() if name not in ("mconfig", "moco", "modo")}
+# A largest norm, a step size of weights, or the epsilon of Adam is a scale of the method.
+SCALED = ("clip", "mconfig", "moco", "modo")
+SCALE_FREE = {name: cls for name, cls in CLASSES.items() if name not in SCALED}
 scale_free = pytest.mark.parametrize("cls", SCALE_FREE.values(), ids=SCALE_FREE)
 scale_free_weighted = pytest.mark.parametrize(
     "cls", [cls for cls in SCALE_FREE.values() if cls in WEIGHTED.values()], ids=lambda c: c.name
 )
 ONE_ROW = dict.fromkeys(CLASSES, torch.tensor([3.0, -4.0], dtype=torch.float64)) | {
     "cagrad": 1.5 * torch.tensor([3.0, -4.0], dtype=torch.float64),  # (1 + c) g
+    "clip": torch.tensor([0.6, -0.8], dtype=torch.float64),  # C g / |g|
     "nashmtl": torch.tensor([0.6, -0.8], dtype=torch.float64),  # epsilon g / |g|
     "fairgrad": torch.tensor([0.6, -0.8], dtype=torch.float64),
     "dbmtl": 0.1 * torch.tensor([3.0, -4.0], dtype=torch.float64),  # (1 - beta) g

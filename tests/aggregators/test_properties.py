@@ -12,6 +12,7 @@ from lightning_jd.aggregators import (
     CRMOGM,
     RGW,
     Aggregator,
+    Clip,
     Constant,
     ExcessMTL,
     FromFeatures,
@@ -37,6 +38,7 @@ METHODS = available()
 WRAPPERS = [CRMOGM, FromFeatures, WeightsEvery]
 #: Where the constructor has no default: no weight is negative, no row is trimmed.
 MADE: dict[type, Callable[[int], Method]] = {
+    Clip: lambda m: Clip(norm=1e6),
     Constant: lambda m: Constant([1.0] * m),
     Krum: lambda m: Krum(n_byzantine=0, n_selected=m),
     TrimmedMean: lambda m: TrimmedMean(trim=0),

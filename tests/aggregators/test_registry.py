@@ -25,7 +25,7 @@ from lightning_jd.aggregators import (
 from lightning_jd.errors import ArgumentError, ShapeError, UnknownNameError
 
 NAMES = [
-    *("alignedmtl", "cagrad", "constant", "dualproj", "graddrop", "imtlg", "krum", "mean"),
+    *("alignedmtl", "cagrad", "clip", "constant", "dualproj", "graddrop", "imtlg", "krum", "mean"),
     *("mgda", "nashmtl", "pcgrad", "rgw", "sum", "trimmedmean", "upgrad"),
 ]
 
@@ -43,7 +43,7 @@ def test_the_methods_of_the_paper_are_available_by_name() -> None:
 
 
 def test_every_name_resolves_to_its_class() -> None:
-    for name in set(NAMES) - {"constant", "krum", "trimmedmean"}:
+    for name in set(NAMES) - {"clip", "constant", "krum", "trimmedmean"}:
         assert type(resolve(name)) is available()[name]
 
 

@@ -35,6 +35,9 @@ METHODS: list[tuple[str, Any, str]] = [
     ("matrix", "mgda", "step"),
     ("tasks", "rgw", "batch"),
     ("tasks", "rgw", "step"),
+    ("instances", {"name": "clip", "norm": 0.5}, "batch"),
+    ("instances", {"name": "clip", "norm": 0.5}, "step"),
+    ("tasks", {"name": "clip", "norm": 0.5}, "batch"),
     ("instances", {"name": "krum", "n_byzantine": 2, "n_selected": 3}, "step"),
     ("instances", {"name": "trimmedmean", "trim": 1}, "batch"),
 ]

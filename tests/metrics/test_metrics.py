@@ -12,7 +12,9 @@ from lightning_jd.metrics import (
     ConflictRate,
     ConflictSummary,
     DualConeViolation,
+    GradientNoiseScale,
     NormImbalance,
+    NormQuantiles,
     PairwiseCosine,
     PredictedChange,
     SimilarityToMean,
@@ -38,6 +40,8 @@ METRICS: dict[str, Metric] = {
     "stationarity": StationarityDistance(),
     "summary": ConflictSummary(stationarity=True),
     "prediction": PredictedChange(NAMES),
+    "noise": GradientNoiseScale(),
+    "quantiles": NormQuantiles(),
 }
 each_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
 

@@ -261,3 +261,14 @@ def test_a_run_of_0_2_is_read(tmp_path: Path) -> None:
     del content["method"], content["about"]
     (tmp_path / "jd_run.json").write_text(json.dumps(content))
     assert read_run(tmp_path) == full_run()
+
+
+@pytest.mark.parametrize(
+    ("noise", "signal", "answer"),
+    [(9.0, 1.0, "Yes: "), (1.0, 1.0, "Hardly: "), (1.0, 9.0, "No, "), (1.0, -0.1, "Yes: the grad")],
+)
+def test_whether_a_larger_batch_would_pay(noise: float, signal: float, answer: str) -> None:
+    *_, last = verdict(recorded(gradient_noise=noise, gradient_signal=signal))
+    assert last.question == "Would a larger batch pay?"
+    assert last.answer.startswith(answer)
+    assert all("larger batch" not in found.question for found in verdict(recorded(mean_loss=1.0)))

@@ -53,6 +53,7 @@ class Rows(ABC):
         skips: Whether objectives that are not finite are left out.
         as_plain: Whether the weights do not depend on the rows. Where hooks clip gradients, so that
             the order of clipping and averaging matters, the order is that of plain training then.
+        only_norms: Whether :meth:`squared_norms` will be asked for in place of :meth:`gramian`.
     """
 
     layout: Layout
@@ -74,6 +75,7 @@ class Rows(ABC):
         self.has_values = True
         self.skips = nonfinite == "skip"
         self.as_plain = False
+        self.only_norms = False
         self._which, self._nonfinite = select, nonfinite
         self._can_skip = not self.skips  # errors may advise it
         self._micro_batches = 0
@@ -132,6 +134,10 @@ class Rows(ABC):
     @abstractmethod
     def gramian(self, named: NamedParameters) -> Tensor:
         """The Gramian of all rows over some parameters, shape (m, m), equal on all processes."""
+
+    def squared_norms(self, named: NamedParameters) -> Tensor:
+        """The diagonal of :meth:`gramian`, shape (m,); cheaper where no row is in several parts."""
+        return self.gramian(named).diagonal()
 
     def jacobian(self, named: NamedParameters) -> Tensor:
         """The rows over some parameters, shape (m, n), on the first process; elsewhere n is 0."""

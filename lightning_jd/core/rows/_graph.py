@@ -35,7 +35,7 @@ from lightning_jd.engines import (
     select,
     slow_parameters,
 )
-from lightning_jd.engines.tape import Contribution
+from lightning_jd.engines.tape import Contribution, SquaredNorms
 from lightning_jd.errors import GraphError
 
 #: The options of a tape that is not told otherwise.
@@ -104,6 +104,8 @@ class GraphRows(Rows):
         # SyncBatchNorm waits for all processes, and one with an error comes to the roll call only.
         if not selected or self._options.memory == "low" or holds_custom(self._objectives):
             return None
+        if self.only_norms and self._objectives.kind in LISTED:
+            return None
         local = self._local_parts(selected)
         return local.names, local.formats
 
@@ -127,6 +129,22 @@ class GraphRows(Rows):
             for pair in held:
                 tape.hold(*pair)
         return G
+
+    @override
+    def squared_norms(self, named: NamedParameters) -> Tensor:
+        if not (self._is_alone or self.layout.is_union):  # parts of a row on several processes
+            return super().squared_norms(named)
+        squares = self.like().new_zeros(0 if self._objectives is None else self._objectives.m)
+        if self._objectives is not None and self._reaches(named):
+            tape = self._tape(named)
+            norms = tape.extract(SquaredNorms(), keeps=self._options.memory == "fast")
+            squares = sum([part.to(squares) for part in norms.found.values()], squares)
+            self._note_paths(tape)
+            if self._options.memory == "low":
+                self._tapes.pop(named[0][0], None)  # an ordinary pass gives the gradients
+        if self._is_alone:
+            return squares
+        return self.pool.sum(self.layout.placed(squares, self.pool.rank), "gramian")
 
     @override
     def jacobian(self, named: NamedParameters) -> Tensor:

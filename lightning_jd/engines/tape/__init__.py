@@ -1,7 +1,9 @@
 """The Gramian tape: the Gramian of any autograd graph without its Jacobian."""
 
 from lightning_jd.engines.tape._compare import Rounding, random_vector
+from lightning_jd.engines.tape._cross import Half, cross
 from lightning_jd.engines.tape._explain import Explanation, Slow, explain, slow_parameters
+from lightning_jd.engines.tape._extracts import Parts, Projections, SquaredNorms
 from lightning_jd.engines.tape._one_pass import OnePass, one_pass_of
 from lightning_jd.engines.tape._tape import Tape
 from lightning_jd.engines.tape.contributions import (
@@ -33,18 +35,23 @@ __all__ = [
     "Crossing",
     "Explanation",
     "Factors",
+    "Half",
     "NotApplicableError",
     "OnePass",
     "OuterProduct",
     "Owners",
+    "Parts",
+    "Projections",
     "Rounding",
     "Rows",
     "Settled",
     "Site",
     "Slow",
+    "SquaredNorms",
     "Tape",
     "TapeOptions",
     "UnprovenError",
+    "cross",
     "explain",
     "one_pass_of",
     "random_vector",

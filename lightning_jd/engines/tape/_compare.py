@@ -325,8 +325,8 @@ def report(wrong: Sequence[Mismatch], names: Sequence[str], *, raises: bool) -> 
     Raises:
         GraphError: If it is.
     """
-    by_rules = [found for found in wrong if found.what in ("Gramian", "gradient")]
     others = [found for found in wrong if found.what in ("linearity", "program")]
+    by_rules = [found for found in wrong if found not in others]
     if raises:
         by_rules += [found for found in others if found.what == "linearity"]
     elif clipped := [names[p] for f in others if f.what == "linearity" for p in f.parameters]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +18,7 @@ from lightning_jd.engines.tape._compare import (
     random_vector,
     report,
 )
+from lightning_jd.engines.tape._extracts import Extract
 from lightning_jd.engines.tape._parameter_hooks import altered_placements
 from lightning_jd.engines.tape.graph import Graph, holds_functions, walk
 from lightning_jd.engines.tape.plan import Known, Plan, memory
@@ -27,6 +30,7 @@ from lightning_jd.engines.tape.run import (
     PlanRunner,
     Replay,
     Request,
+    Visitor,
     can_free,
     can_trace,
     is_light,
@@ -52,14 +56,26 @@ class Outcome(NamedTuple):
     is_hooked: bool = False
 
 
-def run_step(request: Request, *, collects: bool = False, beside: Sequence[Tensor] = ()) -> Outcome:
+def run_step(
+    request: Request,
+    *,
+    collects: bool = False,
+    beside: Sequence[Tensor] = (),
+    extract: Extract | None = None,
+) -> Outcome:
     """Compute the Gramian of one graph by the fastest exact way, or collect its contributions.
+
+    Args:
+        request: The request.
+        collects: Whether contributions are collected.
+        beside: Other parameters, whose gradients a loop gives, too.
+        extract: Takes the contributions, which are kept only if they are collected, too.
 
     Raises:
         GraphError: If no loss depends on a parameter, or autograd cannot see through a
             checkpoint, or a certificate fails and ``check`` is ``"raise"``.
     """
-    if not collects and may_loop(request):
+    if not (collects or extract) and may_loop(request):
         loop = loop_over_tasks(
             *(request.objectives, request.tensors, request.scale, request.dtype),
             retain_graph=request.retain_graph,
@@ -72,7 +88,7 @@ def run_step(request: Request, *, collects: bool = False, beside: Sequence[Tenso
     known = memory.known(graph, request.types)
     outcome = None
     while outcome is None:  # once more, if a certificate has failed
-        step = Step(request, graph, known, collects=collects)
+        step = Step(request, graph, known, collects=collects, extract=extract)
         outcome = step.certified() if step.is_due else step.uncertified()
     return outcome
 
@@ -96,8 +112,17 @@ class Step:
         is_due: Whether the step must be certified.
     """
 
-    def __init__(self, request: Request, graph: Graph, known: Known, *, collects: bool) -> None:
-        self.request, self.graph, self.known, self.collects = request, graph, known, collects
+    def __init__(
+        self,
+        request: Request,
+        graph: Graph,
+        known: Known,
+        *,
+        collects: bool,
+        extract: Extract | None,
+    ) -> None:
+        self.request, self.graph, self.known = request, graph, known
+        self.keeps, self.collects, self.extract = collects, collects or extract is not None, extract
         self.is_hooked = hook_history.count(graph.nodes) > 0
         self.certificates = memory.certificates(known, (request.model, self.is_hooked))
         row_by_row = self.certificates.row_by_row
@@ -105,7 +130,7 @@ class Step:
         if not plan.reached:
             raise request.nothing_reached()
         is_low = request.options.memory == "low"
-        is_simple = not (collects or self.is_hooked)
+        is_simple = not (self.collects or self.is_hooked)
         self._is_traceable = is_simple and not is_low
         self._is_traceable &= plan.program is not None or can_trace(plan, request.instances)
         #: What the program reads, if there is a program that fits.
@@ -124,7 +149,8 @@ class Step:
         # What is certified is what runs: that depends on what is kept for the gradients, on the
         # order of the sizes, and on whether there is a program.
         sizes = request.objectives.m.bit_length(), plan.activations.bit_length()
-        self._delivery = request.options.memory, self._keeps, sizes, has_program
+        extracted = extract and extract.name
+        self._delivery = request.options.memory, self._keeps, sizes, has_program, extracted
         self.is_due = self._is_due()
 
     def _is_due(self) -> bool:
@@ -152,7 +178,7 @@ class Step:
             ledger, plan.program = trace(self.graph, plan, request)
             plan.is_traceable = plan.program is not None
             return Outcome(ledger, plan)
-        kind = Collector if self.collects else Ledger
+        kind = self._collector() if self.collects else Ledger
         ledger = request.empty_ledger(kind, keeps=self._keeps, once=self._frees)
         return self._by_rules(ledger, retain_graph=not self._frees)
 
@@ -176,10 +202,27 @@ class Step:
                 self.certificates.row_by_row |= failed
                 return None
             plan.program, plan.is_traceable = None, False
+        G = None if wrong is None else outcome.ledger.G
+        outcome.ledger.shares.clear()
+        if self.collects:
+            outcome = self._by_rules(request.empty_ledger(self._collector(G)))
+        if self.extract is not None and self.extract.wrong:
+            failed = set(self.extract.wrong)
+            found = [Mismatch((p,), self.extract.name, inf) for p in sorted(failed)]
+            names = [name for name, _ in request.named]
+            report(found, names, raises=request.options.check == "raise")
+            self.certificates.row_by_row |= failed
+            return None
         if wrong is not None:
             self.certificates.steps[self._delivery] += 1
-        outcome.ledger.shares.clear()
-        return self._by_rules(request.empty_ledger(Collector)) if self.collects else outcome
+        return outcome
+
+    def _collector(self, certified: Tensor | None = None) -> Callable[..., Ledger]:
+        """Makes the ledger that takes the contributions, which are compared if G is certified."""
+        if self.extract is None:
+            return Collector
+        self.extract.begin(certified)
+        return partial(Visitor, self.extract.take, self.keeps)
 
     def _by_rules(self, ledger: Ledger, *, retain_graph: bool = True) -> Outcome:
         runner = PlanRunner(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._objectives import Objectives
+from lightning_jd.engines.tape._extracts import Extract
 from lightning_jd.engines.tape._step import Outcome, may_loop, run_step
 from lightning_jd.engines.tape.contributions import Contribution
 from lightning_jd.engines.tape.run import (
@@ -24,6 +25,7 @@ from lightning_jd.engines.tape.run import (
 )
 
 _Result = TypeVar("_Result")
+_Extract = TypeVar("_Extract", bound=Extract)
 
 
 class Tape:
@@ -164,6 +166,26 @@ class Tape:
             self._outcome = self._precisely(partial(run_step, self._request, collects=True))
         assert isinstance(self._outcome.ledger, Collector)
         return list(self._outcome.ledger.contributions)
+
+    def like(self) -> Tensor:
+        """An empty tensor of the type and on the device of the Gramian."""
+        return torch.empty(0, dtype=self._request.dtype, device=self.objectives.device)
+
+    def extract(self, what: _Extract, *, keeps: bool = False) -> _Extract:
+        """Compute something else than the Gramian of the contributions.
+
+        Args:
+            what: Takes them, and holds the result.
+            keeps: Whether they are kept for :meth:`gradients`, as by :meth:`contributions`.
+
+        Raises:
+            GraphError: As :meth:`gramian`.
+        """
+        step = partial(run_step, self._request, collects=keeps, extract=what)
+        outcome = self._precisely(step)
+        if keeps:
+            self._outcome = outcome
+        return what
 
     def hold(self, contribution: Contribution, others: Sequence[Contribution]) -> None:
         """Compute gradients from other contributions in the place of one of :meth:`contributions`.

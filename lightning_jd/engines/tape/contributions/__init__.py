@@ -13,6 +13,7 @@ from lightning_jd.engines.tape.contributions._matrices import Matrices
 from lightning_jd.engines.tape.contributions._one_row import OneRow
 from lightning_jd.engines.tape.contributions._outer_product import OuterProduct
 from lightning_jd.engines.tape.contributions._pieces import pieces
+from lightning_jd.engines.tape.contributions._projection import Projection
 from lightning_jd.engines.tape.contributions._ragged_product import RaggedProduct
 from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.contributions._shared_activations import SharedActivations
@@ -26,6 +27,7 @@ __all__ = [
     "Matrices",
     "OneRow",
     "OuterProduct",
+    "Projection",
     "RaggedProduct",
     "Rows",
     "Settled",

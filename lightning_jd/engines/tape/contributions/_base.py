@@ -16,6 +16,7 @@ from typing_extensions import Self
 from lightning_jd.engines.tape.graph import Placement
 
 if TYPE_CHECKING:
+    from lightning_jd.engines.tape.contributions._projection import Projection
     from lightning_jd.engines.tape.contributions._rows import Rows
 
 #: Columns that are multiplied at a time: kernels for few rows add all columns up one by one, which
@@ -183,6 +184,25 @@ class Contribution(ABC):
             return reduce(add, [part.gramian() for part in self.split()])
         return reduce(add, map(products, self.blocks(_COLUMNS)))
 
+    def squared_norms(self) -> Tensor:
+        r"""The diagonal of :math:`J J^\top`, shape (m,); for a single parameter only."""
+        return reduce(add, [block.square().sum(dim=1) for block in self.blocks(_COLUMNS)])
+
+    def cross(self, other: Contribution) -> Tensor:
+        r""":math:`J K^\top` with the rows K of other objectives, shape (m of J, m of K).
+
+        Args:
+            other: Their gradients with respect to the same parameter; a single one.
+        """
+        found = shortcut(self, other)
+        if found is None:
+            found = reduce(add, [J @ K.T for J, K in side_by_side([self, other], _COLUMNS)])
+        return found
+
+    def project(self, projection: Projection) -> Tensor:
+        r""":math:`J R` for a random R, shape (m, dimensions); for a single parameter only."""
+        return projection.of(self.blocks(_COLUMNS))
+
     def settle(self, budget: Budget) -> Settled:
         """The Gramian, and what to keep for :meth:`gradients`.
 
@@ -201,6 +221,10 @@ class Contribution(ABC):
         Returns:
             ``None`` if they are cheaper, or only to be had, by forming rows.
         """
+        return None
+
+    def pairs_with(self, other: Contribution) -> Tensor | None:
+        """The diagonal of :meth:`products_with`, shape (m,), or ``None``."""
         return None
 
     def split(self) -> list[Contribution]:
@@ -240,3 +264,33 @@ class Contribution(ABC):
     def factors(self) -> Factors | None:
         """What other processes need to know of the rows; ``None`` if that is the rows."""
         return None
+
+
+def shortcut(one: Contribution, other: Contribution) -> Tensor | None:
+    """The inner products of the rows of two contributions without rows, if that is cheaper."""
+    if (found := one.products_with(other)) is not None:
+        return found
+    if (turned := other.products_with(one)) is not None:
+        return turned.T
+    here, there = one.factors(), other.factors()
+    if here is None or there is None or here.key != there.key:
+        return None
+    return here.cross(here.tensors(), there.tensors())
+
+
+def inner_of(parts: Sequence[Contribution]) -> int | None:
+    """:attr:`Contribution.inner` of several uses of one parameter, which are cut alike."""
+    sizes = [part.inner for part in parts]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes) or any(max(known) % size for size in known):
+        return None
+    return max(known)
+
+
+def side_by_side(parts: Sequence[Contribution], width: int) -> Iterator[tuple[Tensor, ...]]:
+    """:meth:`Contribution.blocks` of several uses of one parameter, with the same columns each."""
+    if (inner := inner_of(parts)) is None:
+        yield tuple([part.rows() for part in parts])
+        return
+    width = max(1, width // inner) * inner
+    yield from zip(*[part.blocks(width) for part in parts], strict=True)

@@ -35,6 +35,25 @@ class Lookup(Contribution):
         return rows @ rows.T
 
     @override
+    def squared_norms(self) -> Tensor:
+        entries, k = self.placements[0].shape[0], torch.arange(self.m, device=self.index.device)
+        used, place = torch.unique(self.index + entries * k[:, None], return_inverse=True)
+        sums = self.D.new_zeros(len(used), self.D.shape[2])
+        sums.index_add_(0, place.reshape(-1), self.D.flatten(0, 1))
+        return self.D.new_zeros(self.m).index_add_(0, used // entries, sums.square().sum(dim=1))
+
+    @override
+    def products_with(self, other: Contribution) -> Tensor | None:
+        if not isinstance(other, Lookup) or self.inner is None or self.inner != other.inner:
+            return None
+        both = torch.cat([self.index.reshape(-1), other.index.reshape(-1)])
+        used, place = torch.unique(both, return_inverse=True)
+        here, there = place.split([self.index.numel(), other.index.numel()])
+        J = _added_up(here.view_as(self.index), self.D, len(used)).view(self.m, -1)
+        K = _added_up(there.view_as(other.index), other.D, len(used)).view(other.m, -1)
+        return J @ K.T
+
+    @override
     def rows(self) -> Tensor:
         placement = self.placements[0]
         entries = placement.shape[0]
@@ -84,6 +103,13 @@ def _added_up(place: Tensor, cotangents: Tensor, entries: int) -> Tensor:
     offset = torch.arange(m, device=place.device).unsqueeze(1) * entries
     table = cotangents.new_zeros(m * entries, d)
     return table.index_add_(0, (place + offset).reshape(-1), cotangents.flatten(0, 1))
+
+
+def lookup_pairs(lines: Tensor, entries: Tensor, lookup: Lookup) -> Tensor:
+    """The diagonal of :func:`lookup_products`, whose arguments it has; shape (m,)."""
+    index = lookup.index.unsqueeze(1).expand(-1, lines.shape[1], -1)
+    K = torch.bmm(entries, lookup.D.transpose(1, 2))
+    return K.mul_(lines.gather(2, index)).sum((1, 2))
 
 
 def lookup_products(lines: Tensor, entries: Tensor, lookup: Lookup) -> Tensor:

@@ -31,6 +31,10 @@ class Matrices(Contribution):
         return reduce(add, [part.gramian() for part in self._parts])
 
     @override
+    def squared_norms(self) -> Tensor:
+        return reduce(add, [part.squared_norms() for part in self._parts])
+
+    @override
     def rows(self) -> Tensor:
         return self.placements[0].placed(torch.cat([part.rows() for part in self._parts], dim=1))
 

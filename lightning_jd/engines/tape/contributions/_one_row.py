@@ -31,6 +31,13 @@ class OneRow(Contribution):
         return G
 
     @override
+    def squared_norms(self) -> Tensor:
+        square = self._row.squared_norms()
+        squares = square.new_zeros(self.m)
+        squares[self._k] = square[0]
+        return squares
+
+    @override
     def rows(self) -> Tensor:
         return self._among_others(self._row.rows())
 

@@ -20,7 +20,11 @@ from lightning_jd.engines.tape.contributions._base import (
     together,
 )
 from lightning_jd.engines.tape.contributions._cross import cross_gramian
-from lightning_jd.engines.tape.contributions._lookup import Lookup, lookup_products
+from lightning_jd.engines.tape.contributions._lookup import (
+    Lookup,
+    lookup_pairs,
+    lookup_products,
+)
 from lightning_jd.engines.tape.contributions._pieces import Pieces, pieces
 from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.graph import Placement
@@ -80,6 +84,10 @@ class OuterProduct(Contribution):
             return kernel_gramian(self.A, self.D, self._has_bias)
         G = rows_gramian(self.A, self.D)
         return G + products(self.D.sum(dim=1)) if self._has_bias else G
+
+    @override
+    def squared_norms(self) -> Tensor:
+        return squared_norms(self.A, self.D)
 
     @override
     def settle(self, budget: Budget) -> Settled:
@@ -166,12 +174,21 @@ class OuterProduct(Contribution):
 
     @override
     def products_with(self, other: Contribution) -> Tensor | None:
+        if self._kernels_are_cheaper() and (table := self._as_table(other)) is not None:
+            return lookup_products(*table)
+        return None
+
+    @override
+    def pairs_with(self, other: Contribution) -> Tensor | None:
+        return None if (table := self._as_table(other)) is None else lookup_pairs(*table)
+
+    def _as_table(self, other: Contribution) -> tuple[Tensor, Tensor, Lookup] | None:
+        """Lines and entries of the rows, if these are those of a table that others look up."""
         if not isinstance(other, Lookup) or self.inner is None or self.inner != other.inner:
             return None
-        if self._has_bias or not self._kernels_are_cheaper():
+        if self._has_bias:
             return None
-        lines, entries = (self.D, self.A) if self._parameter_is_oi else (self.A, self.D)
-        return lookup_products(lines, entries, other)
+        return (*((self.D, self.A) if self._parameter_is_oi else (self.A, self.D)), other)
 
     @override
     def split(self) -> list[Contribution]:
@@ -221,6 +238,33 @@ class OuterProduct(Contribution):
         return OuterProduct(
             activations, cotangents, placement, *bias, cotangents_first=self.cotangents_first
         )
+
+
+def squared_norms(A: Tensor, D: Tensor) -> Tensor:
+    r"""Squared norms of :math:`\sum_s D_{ks} A_{ks}^\top`, by the cheaper of the two forms.
+
+    Args:
+        A: Activations, shape (m, T, i).
+        D: Cotangents, shape (m, T, o).
+    """
+    (m, T, i), o = A.shape, D.shape[2]
+    if T == 1:
+        return A.square().sum(dim=(1, 2)) * D.square().sum(dim=(1, 2))
+    if i > o:
+        A, D, i, o = D, A, o, i  # cut the longer axis
+    room = pieces(A).dropped // A.element_size()
+    total = A.new_zeros(m)
+    if T * (i + o) <= i * o * (1 + _READING / max(1, T)):
+        step = max(1, room // max(1, T * T))
+        for k in range(0, m, step):
+            a, d = A[k : k + step], D[k : k + step]
+            K = torch.bmm(a, a.transpose(1, 2)).mul_(torch.bmm(d, d.transpose(1, 2)))
+            total[k : k + step] = K.sum((1, 2))
+        return total
+    for d in D.split(max(1, room // max(1, m * i)), dim=2):
+        rows = torch.bmm(d.transpose(1, 2), A).flatten(1)
+        total += torch.linalg.vector_norm(rows, dim=1).square()
+    return total
 
 
 def kernel_gramian(A: Tensor, D: Tensor, plus_one: bool) -> Tensor:

@@ -17,7 +17,7 @@ from lightning_jd.engines.tape.contributions._base import (
     products,
     together,
 )
-from lightning_jd.engines.tape.contributions._outer_product import OuterProduct
+from lightning_jd.engines.tape.contributions._outer_product import OuterProduct, squared_norms
 from lightning_jd.engines.tape.contributions._pieces import pieces
 from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.graph import Placement
@@ -54,6 +54,12 @@ class RaggedProduct(Contribution):
         gramian = self.settle(Budget(keeps=False)).gramian
         assert gramian is not None
         return gramian
+
+    @override
+    def squared_norms(self) -> Tensor:
+        A, D = self.owners.sorted(self.A), self.owners.sorted(self.D)
+        each = [squared_norms(A[None, b:e], D[None, b:e]) for b, e in self.owners.bounds]
+        return torch.cat(each)
 
     @override
     def settle(self, budget: Budget) -> Settled:

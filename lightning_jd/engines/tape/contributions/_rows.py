@@ -52,6 +52,11 @@ class Rows(Contribution):
         return products(self.flat)
 
     @override
+    def squared_norms(self) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(self.flat, dim=1)
+        return norms.square()
+
+    @override
     def rows(self) -> Tensor:
         return self.restored(self.flat)
 

@@ -42,6 +42,12 @@ class SharedActivations(Contribution):
         self.A, self.D, self.m = activations, cotangents, len(cotangents)
 
     @override
+    def squared_norms(self) -> Tensor:
+        K = self.A @ self.A.T
+        step = max(1, pieces(self.D).temporary // max(1, self.D[0].nbytes))
+        return torch.cat([torch.matmul(K, D).mul_(D).sum((1, 2)) for D in self.D.split(step)])
+
+    @override
     def gramian(self) -> Tensor:
         K = self.A @ self.A.T
         if len(self.placements) > 1:

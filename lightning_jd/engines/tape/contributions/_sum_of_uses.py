@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from itertools import combinations
+from itertools import combinations, product
 from operator import add
 
 from torch import Tensor
@@ -14,7 +14,10 @@ from lightning_jd.engines.tape.contributions._base import (
     Budget,
     Contribution,
     Settled,
+    inner_of,
     products,
+    shortcut,
+    side_by_side,
 )
 from lightning_jd.engines.tape.contributions._pieces import SMALLEST
 from lightning_jd.engines.tape.contributions._rows import Rows
@@ -34,11 +37,7 @@ class SumOfUses(Contribution):
     @property
     @override
     def inner(self) -> int | None:
-        sizes = [part.inner for part in self._parts]
-        known = [size for size in sizes if size is not None]
-        if len(known) < len(sizes) or any(max(known) % size for size in known):
-            return None
-        return max(known)
+        return inner_of(self._parts)
 
     @override
     def rows(self) -> Tensor:
@@ -46,14 +45,11 @@ class SumOfUses(Contribution):
 
     @override
     def blocks(self, width: int) -> Iterator[Tensor]:
-        if self.inner is None:
-            yield self.rows()
-            return
-        width = max(1, width // self.inner) * self.inner  # the same cuts for all
-        for first, *others in zip(*[part.blocks(width) for part in self._parts], strict=True):
+        for first, *others in side_by_side(self._parts, width):
+            total = first.clone() if self.inner is None else first
             for other in others:
-                first += other
-            yield first
+                total += other
+            yield total
 
     @override
     def settle(self, budget: Budget) -> Settled:
@@ -68,6 +64,29 @@ class SumOfUses(Contribution):
             return total
         for block in self.blocks(SMALLEST.temporary // (4 * self.m)):
             total = products(block) if total is None else total.add_(products(block))
+        assert total is not None
+        return total
+
+    @override
+    def squared_norms(self) -> Tensor:
+        total = reduce(add, [part.squared_norms() for part in self._parts])
+        for one, other in combinations(self._parts, 2):
+            found = one.pairs_with(other)
+            found = other.pairs_with(one) if found is None else found
+            if found is None:
+                return super().squared_norms()
+            total = total + 2 * found
+        return total
+
+    @override
+    def cross(self, other: Contribution) -> Tensor:
+        others = other._parts if isinstance(other, SumOfUses) else [other]
+        total: Tensor | None = None
+        for one, another in product(self._parts, others):
+            found = shortcut(one, another)
+            if found is None:
+                return super().cross(other)
+            total = found if total is None else total + found
         assert total is not None
         return total
 

@@ -119,6 +119,8 @@ def _swaps_matrix(record: Record, output: int) -> bool:
         return False
     if record.name == "TBackward0":
         return True
+    if record.name == "PermuteBackward0" and isinstance(record.facts, tuple):  # by `.T`
+        return [int(dim) % 2 for dim in record.facts[0]] == [1, 0]
     if record.name == "TransposeBackward0" and isinstance(record.facts, tuple):
         first, second = (int(dim) % 2 for dim in record.facts)
         return first != second

@@ -1,7 +1,7 @@
 """One step: passes over a graph, as its plan says."""
 
 from lightning_jd.engines.tape.run._freeing import can_free, is_light
-from lightning_jd.engines.tape.run._ledger import Collector, Ledger
+from lightning_jd.engines.tape.run._ledger import Collector, Ledger, Visitor
 from lightning_jd.engines.tape.run._loop import MAX_LOOP_NUMBERS, Loop, loop_over_tasks
 from lightning_jd.engines.tape.run._plan_runner import PlanRunner
 from lightning_jd.engines.tape.run._request import Check, Request, TapeOptions
@@ -18,6 +18,7 @@ __all__ = [
     "Replay",
     "Request",
     "TapeOptions",
+    "Visitor",
     "can_free",
     "can_trace",
     "is_light",

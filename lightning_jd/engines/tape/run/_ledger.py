@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -211,3 +212,25 @@ class Assembly:
                     by_parameter.setdefault(single.placements[0].parameter, []).append(single)
         for parts in by_parameter.values():
             self._ledger.add(merge(parts))
+
+
+class Visitor(Collector):
+    """A ledger that passes each contribution on.
+
+    Args:
+        take: Receives the contributions.
+        collects: Whether they are kept, too.
+        options: Arguments of :class:`Ledger`.
+    """
+
+    def __init__(
+        self, take: Callable[[Contribution], object], collects: bool, *args: Any, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self._take, self._collects = take, collects
+
+    @override
+    def add(self, contribution: Contribution, *, keeps: bool = True) -> None:
+        self._take(contribution)
+        if self._collects:
+            super().add(contribution)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -86,7 +86,7 @@ class Request:
 
     def empty_ledger(
         self,
-        kind: type[Ledger] = Ledger,
+        kind: Callable[..., Ledger] = Ledger,
         *,
         keeps: bool = True,
         notes: bool = False,

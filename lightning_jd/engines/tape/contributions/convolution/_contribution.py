@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property, partial
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial, reduce
 from math import prod
+from operator import add
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from lightning_jd.engines.tape.contributions._base import (
     Settled,
 )
 from lightning_jd.engines.tape.contributions._cross import cross_gramian
+from lightning_jd.engines.tape.contributions._outer_product import squared_norms
 from lightning_jd.engines.tape.contributions._pieces import pieces
 from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.contributions.convolution import _variants
@@ -58,6 +60,19 @@ class ConvolutionWeight(Contribution):
     @override
     def gramian(self) -> Tensor:
         return self._gramian_by(self._variant)
+
+    @override
+    def squared_norms(self) -> Tensor:
+        if self._patches_are_few:
+            return squared_norms(*self._as_matrix_product(self.D))
+        parts = self._in_rows(self._row_variant, pieces(self.x).temporary)
+        return reduce(add, [rows.squared_norms() for rows in parts])
+
+    @override
+    def cross(self, other: Contribution) -> Tensor:
+        if self._patches_are_few:
+            return super().cross(other)
+        return self.rows() @ other.rows().T
 
     @override
     def settle(self, budget: Budget) -> Settled:
@@ -125,6 +140,13 @@ class ConvolutionWeight(Contribution):
         return self.D.shape[1] * prod(self.D.shape[3:])
 
     @property
+    def _patches_are_few(self) -> bool:
+        """Whether patches are smaller than rows, and products of patches cheaper."""
+        geometry = self.geometry
+        is_product = geometry.is_plain_2d and geometry.groups == 1
+        return is_product and self._patches <= geometry.kernel[0]
+
+    @property
     def _has_few_patches(self) -> bool:
         """Whether one matrix product gives the ordinary gradient sooner than a convolution does.
 
@@ -176,12 +198,16 @@ class ConvolutionWeight(Contribution):
         chunk = chunk or pieces(x).temporary
         if variant == "pixel kernel":
             return pixel_kernel_gramian(x[:, 0], D[:, 0], geometry, chunk // 2)
-        m, row_bytes = len(x), prod(geometry.kernel) * x.element_size()
-        number = -(-m * row_bytes // chunk)
+        return reduce(add, [rows.gramian() for rows in self._in_rows(variant, chunk)])
+
+    def _in_rows(self, variant: str, chunk: int) -> Iterator[Rows]:
+        """Some columns of the rows at a time, in any order."""
+        geometry = self.geometry
+        row_bytes = prod(geometry.kernel) * self.x.element_size()
+        number = -(-self.m * row_bytes // chunk)
         if number <= 1 or geometry.transposed or geometry.groups > 1:
-            return self._as_rows(variant).gramian()
-        G = D.new_zeros(m, m)
-        for part in D.chunk(number, dim=2):  # output channels share nothing but the input
+            yield self._as_rows(variant)
+            return
+        for part in self.D.chunk(number, dim=2):  # output channels share nothing but the input
             narrow = geometry._replace(kernel=(part.shape[2], *geometry.kernel[1:]))
-            G += Rows(_BY_ROWS[variant](x, part, narrow), self.placements[0]).gramian()
-        return G
+            yield Rows(_BY_ROWS[variant](self.x, part, narrow), self.placements[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Literal
 
-from lightning_jd.engines import NamedParameters
+from lightning_jd.engines._parameters import NamedParameters
 from lightning_jd.errors import ArgumentError
 
 #: One aggregation for all, one per module, or one per value of a function of the name.
