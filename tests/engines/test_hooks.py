@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from threading import Thread
 from typing import Literal
 
 import pytest
@@ -263,6 +264,32 @@ def test_a_hook_is_known_at_its_own_graph() -> None:
             backward(losses, model, Constant([1 / len(X)] * len(X)))
             found = torch.cat([p.grad.flatten() for p in model.parameters()])
             torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:The Gramian must agree:RuntimeWarning")
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_a_hook_is_known_if_another_thread_takes_steps(where: str) -> None:
+    """Threads number their nodes each from zero."""
+    model, other = Wide(5), Wide(5)
+    for _ in range(4):
+        gramian(model(X).sum(dim=1), model)
+    h = model.first(X)
+    h.register_hook(lambda g: g + 0.5 * g.roll(1, 0))
+    losses = model.second(torch.tanh(h)).square().sum(dim=1)
+    found = []
+
+    def work() -> None:
+        gramian(other(X).sum(dim=1), other)
+        if where == "there":
+            found.append(gramian(losses, model))
+
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+    named = list(model.parameters())
+    rows = [torch.autograd.grad(loss, named, retain_graph=True) for loss in losses]
+    J = torch.stack([torch.cat([g.flatten() for g in gradients]) for gradients in rows])
+    torch.testing.assert_close(found[0] if found else gramian(losses, model), J @ J.T)
 
 
 def test_a_hook_is_known_if_it_comes_after_a_first_look() -> None:

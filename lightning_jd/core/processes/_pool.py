@@ -85,7 +85,7 @@ class Pool:
     def sum(self, tensor: Tensor, purpose: str) -> Tensor:
         """The sum over processes of tensors of equal shape, the same bits everywhere."""
         if self.size > 1:
-            tensor = tensor.contiguous().clone()
+            tensor = tensor.detach().contiguous().clone()
             dist.all_reduce(tensor)
             self.sent[purpose] += 2 * (self.size - 1) * tensor.nbytes // self.size
         return tensor
