@@ -331,7 +331,7 @@ def report(wrong: Sequence[Mismatch], names: Sequence[str], *, raises: bool) -> 
         GraphError: If it is.
     """
     others = [found for found in wrong if found.what in ("linearity", "program")]
-    by_rules = [found for found in wrong if found not in others]
+    by_rules = [found for found in wrong if found.what not in ("hook", "linearity", "program")]
     if raises:
         by_rules += [found for found in others if found.what == "linearity"]
     elif clipped := [names[p] for f in others if f.what == "linearity" for p in f.parameters]:
