@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 
+from matplotlib import rcParams
 from matplotlib.figure import Figure
 
 from examples.lab.report import Report
 
 DOCS = Path(__file__).parent
+rcParams["svg.hashsalt"] = "docs"  # so that equal figures are equal files
 FIGURES = DOCS / "figures"
 OURS, THEIRS, GREEN, GRAY = "#1f77b4", "#ff7f0e", "#2ca02c", "#7f7f7f"
 Row = dict[str, object]
@@ -258,7 +260,8 @@ def draw_steps() -> Figure:
         axis.invert_yaxis()
         axis.axvline(1, color=GRAY, lw=1)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[1].legend(frameon=False, loc="upper right")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 

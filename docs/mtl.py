@@ -13,9 +13,13 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from matplotlib import rcParams
+from matplotlib.figure import Figure
+
 from examples.lab.report import Report
 
 DOCS = Path(__file__).parent
+rcParams["svg.hashsalt"] = "mtl"  # so that equal figures are equal files
 TITLES = {
     "multimnist-12": "MultiMNIST: two digits on one image",
     "multimnist": "MultiMNIST with four times the images, five methods",
@@ -144,13 +148,12 @@ TAIL = """## What is missing
 
 
 def take_over(results: Path) -> None:
-    """Copy what the page needs: reports and figures."""
+    """Copy what the page needs: reports and runs."""
     (DOCS / "mtl").mkdir(exist_ok=True)
     for name in TITLES:
         folder = results / f"mtl-{name}"
         if (folder / "mtl.json").exists():
             shutil.copy(folder / "mtl.json", DOCS / "mtl" / f"{name}.json")
-            shutil.copy(folder / "mtl.png", DOCS / "figures" / f"mtl_{name}.png")
             # Without a time, so that the same runs are the same file.
             packed = gzip.compress((folder / "trials.jsonl").read_bytes(), mtime=0)
             (DOCS / "mtl" / f"{name}.jsonl.gz").write_bytes(packed)
@@ -223,7 +226,7 @@ def shown(row: dict[str, float]) -> str:
 
 def section(name: str, found: Report) -> str:
     """One dataset."""
-    figure = f"![Methods in the space of the tasks, and their Δm](figures/mtl_{name}.png)"
+    figure = f"![Δm of each method with its standard error](figures/mtl_{name}.svg)"
     parts = [f"## {TITLES[name]}", f"`python -m examples.lab mtl {COMMANDS[name]}`", figure]
     parts += [methods_table(found), *notes(found), tasks_table(found)]
     if name in REMARKS:
@@ -237,6 +240,28 @@ def table(heads: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     """A table of Markdown, narrow enough for the page."""
     body = [f"| {' | '.join(map(str, line))} |" for line in lines]
     return "\n".join([f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *body])
+
+
+def draw(name: str, found: Report) -> None:
+    """Δm of each method, from the smallest to the largest."""
+    rows = sorted((r for r in found.rows if r["method"] != SINGLE), key=lambda row: row["delta_m"])
+    figure = Figure(figsize=(8, 0.9 + 0.24 * len(rows)), layout="constrained")
+    axis = figure.subplots()
+    colours = {PLAIN: "#7f7f7f", "UPGrad": "#2ca02c"}
+    axis.barh(
+        range(len(rows)),
+        [row["delta_m"] for row in rows],
+        xerr=[row["error"] for row in rows],
+        color=[colours.get(str(row["method"]), "#9ecae1") for row in rows],
+        error_kw={"capsize": 3, "lw": 1},
+    )
+    axis.set_yticks(range(len(rows)), [str(row["method"]) for row in rows])
+    axis.invert_yaxis()
+    axis.axvline(0, color="black", lw=1)
+    axis.set(xlabel="Δm, % against single task: to the left is better")
+    axis.spines[["top", "right"]].set_visible(False)
+    path = DOCS / "figures" / f"mtl_{name}.svg"
+    figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
 def methods_table(found: Report) -> str:
@@ -312,4 +337,6 @@ if __name__ == "__main__":
     parser.add_argument("--results", type=Path, default=None)
     if (results := parser.parse_args().results) is not None:
         take_over(results)
+    for stored in sorted((DOCS / "mtl").glob("*.json")):
+        draw(stored.stem, Report.read(stored))
     (DOCS / "mtl.md").write_text(page(), encoding="utf-8")

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import lightning_jd
 from lightning_jd import cli, doctor
 from lightning_jd.errors import ArgumentError
 
@@ -34,11 +33,6 @@ def test_help(words: list[str], expected: str, capsys: pytest.CaptureFixture[str
     assert expected in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert stopped(["--version"]) == 0
-    assert capsys.readouterr().out == f"lightning-jd {lightning_jd.__version__}\n"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -61,19 +55,6 @@ def test_an_error_is_one_message_and_no_traceback(capsys: pytest.CaptureFixture[
     message = capsys.readouterr().err
     assert message.startswith("lightning-jd: `run_dir` must be")
     assert "Traceback" not in message
-
-
-def interrupted() -> None:
-    """Wait for Ctrl-C."""
-    raise KeyboardInterrupt
-
-
-def test_ctrl_c_is_one_line_and_status_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["lightning-jd", "doctor", f"{HERE}:interrupted"])
-    assert cli.main() == 130
-    assert capsys.readouterr().err.strip() == "Interrupted."
 
 
 class Instances(nn.Module):
@@ -195,10 +176,6 @@ def test_the_doctor_calls_a_model_with_named_inputs(capsys: pytest.CaptureFixtur
     assert "layer.weight" in diagnosis("Named", capsys)
 
 
-def test_the_doctor_draws_an_input_of_a_given_shape(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "weight" in diagnosis("plain", capsys, "--input_shape", "[6, 3]")
-
-
 @pytest.mark.parametrize("shape", [[4, 5], [2, 3, 4, 5]])
 def test_an_input_that_does_not_fit_is_explained(
     shape: list[int], capsys: pytest.CaptureFixture[str]
@@ -206,13 +183,6 @@ def test_an_input_that_does_not_fit_is_explained(
     assert cli.main(["doctor", f"{HERE}:plain", "--input-shape", str(shape)]) == 1
     message = f"Linear must take an input of shape {tuple(shape)}, got RuntimeError"
     assert message in capsys.readouterr().err
-
-
-def test_the_doctor_passes_arguments_to_the_class() -> None:
-    losses, model = doctor._losses_and_model(Instances, "x:Instances", {"width": 7}, None)
-    assert losses.shape == (5,)
-    assert model.layer.out_features == 7
-    assert cli.main(["doctor", f"{HERE}:Instances", "--init", '{"width": 7}']) == 0
 
 
 def test_the_doctor_finds_modules_in_the_current_folder(

@@ -117,7 +117,7 @@ def main() -> None:
             panels[-1].set(title="cosine of updates", yscale="log")
     panels[0].legend(fontsize="small", frameon=False)
     panels[0].set_ylabel("training loss")
-    figure.savefig(Path(__file__).parent / "features.png", dpi=90)
+    figure.savefig(Path("features.png"), dpi=90)
 
 
 if __name__ == "__main__":

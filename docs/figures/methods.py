@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import torch
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
@@ -15,6 +16,7 @@ from torch import Tensor
 from lightning_jd.aggregators import Aggregator, FromFeatures, available, resolve
 
 FOLDER = Path(__file__).parent
+rcParams["svg.hashsalt"] = "docs"  # so that equal figures are equal files
 GRAY, GREEN, BLUE, RED, ORANGE = "#7f7f7f", "#2ca02c", "#1f77b4", "#d62728", "#ff7f0e"
 #: The two gradients of the paper's picture.
 PAIR = torch.tensor([[-0.75, 0.75], [2.1, 0.25]], dtype=torch.float64)

@@ -127,7 +127,7 @@ def draw(results: Results) -> Figure:
             sweep = [results[Setting(problem, method, value)] for value in SWEEP]
             x, dx = zip(*(mean_and_error(runs, "gap") for runs in sweep), strict=True)
             y, dy = zip(*(mean_and_error(runs, "error") for runs in sweep), strict=True)
-            axis.errorbar(x, y, dy, dx, marker="o", markersize=4, linewidth=1, label=method)
+            axis.errorbar(x, y, dy, dx, fmt="o", ms=4, elinewidth=1, alpha=0.8, label=method)
         axis.set(title=problem, xlabel="gap of the rates of yes", ylabel="error")
         axis.grid(alpha=0.3)
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3)

@@ -70,7 +70,7 @@ class FairGrad(GramianAggregator):
             x = fair_weights(cosines, relative ** (p - 1), p, tolerance, "FairGrad")
         except RuntimeError as error:  # LinAlgError is one
             raise ArgumentError(
-                "`alpha` must be large enough for weights that float64 can represent, got "
+                "`alpha` must be large enough for weights that float64 can compute, got "
                 f"alpha={self.alpha} for rows with norms from {float(norms.min()):.3g} to "
                 f"{float(norms.max()):.3g}. Choose a larger alpha (0.5 or more), or normalise the "
                 "losses."

@@ -28,6 +28,9 @@ def fair_weights(C: Tensor, b: Tensor, p: float, tolerance: float, method: str) 
 
     Returns:
         The solution; ``None`` if C has a zero direction ``v >= 0``, where there is none.
+
+    Raises:
+        RuntimeError: If float64 is too coarse for a large p.
     """
     m, eps = len(C), torch.finfo(C.dtype).eps
     x = (b.sum() / C.sum().clamp(min=1.0)).pow(1 / (1 + p)).expand(m)
@@ -51,6 +54,8 @@ def fair_weights(C: Tensor, b: Tensor, p: float, tolerance: float, method: str) 
         if done:
             # Next to a stationary point rounding may spoil it: better no answer than a wrong one.
             return x if bool((x**p * (C @ x) > 0.5 * b).all()) else None
+    if p > 2:  # a small alpha, which the caller can name
+        raise RuntimeError("no convergence")
     warnings.warn(
         f"{method} did not converge in {_MAX_STEPS} Newton steps: the update of this step is "
         "zero. Please report the Gramian.",

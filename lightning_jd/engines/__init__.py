@@ -31,7 +31,6 @@ from lightning_jd.engines._reach import (
     task_roots,
     tasks_reaching,
 )
-from lightning_jd.engines._rows import rows
 from lightning_jd.engines.split import Split, SplitSpec, split_loss
 from lightning_jd.engines.tape import (
     Explanation,
@@ -75,7 +74,6 @@ __all__ = [
     "named_parameters_of",
     "own_hooks",
     "register_rule",
-    "rows",
     "select",
     "slow_parameters",
     "split_loss",

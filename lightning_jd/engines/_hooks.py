@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import local
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +42,10 @@ def _silenced(hooked: Sequence[tuple[Tensor, Any]]) -> Iterator[None]:
             tensor._backward_hooks = hooks
 
 
+#: The number of every node that accumulates gradients.
+_OF_LEAVES = 2**64 - 1
+
+
 class HookHistory:
     """Counts the hooks of others that a graph may hold.
 
@@ -49,21 +54,33 @@ class HookHistory:
     holds no hook if none was registered since a moment before its first node was created. Such
     moments are noted whenever hooks were registered since the last one.
 
-    Nodes are numbered thread by thread: a graph must be created by the thread that differentiates
-    it, as in every ordinary loop, or its hooks are found by certificates only.
+    Nodes are numbered thread by thread, and so are moments. A graph of another thread may hold
+    hooks if its nodes have numbers that this thread has not reached; if this thread has created
+    more nodes, hooks in such a graph are found by certificates only.
     """
 
     def __init__(self) -> None:
         self._own = 0
-        self._moments = deque([self._moment(self.registered)], maxlen=64)
+        self._of_thread = local()
+        self._moments.append(self._moment(self.registered))
+
+    @property
+    def _moments(self) -> deque[_Moment]:
+        if not hasattr(self._of_thread, "moments"):
+            self._of_thread.moments = deque[_Moment](maxlen=64)
+        moments: deque[_Moment] = self._of_thread.moments
+        return moments
 
     def count(self, nodes: Iterable[Node]) -> int:
         """How many hooks may be in a graph, all of whose nodes are given; at least so many."""
-        registered, latest = self.registered, self._moments[-1]
-        first = min([node._sequence_nr() for node in nodes])
-        before = [moment.hooks for moment in self._moments if moment.node < first]
-        if registered != latest.hooks:
-            self._moments.append(self._moment(registered))
+        registered, moments = self.registered, self._moments
+        numbers = [node._sequence_nr() for node in nodes]
+        first, latest = min(numbers), max([n for n in numbers if n != _OF_LEAVES], default=0)
+        before = [moment.hooks for moment in moments if moment.node < first]
+        if not moments or registered != moments[-1].hooks:
+            moments.append(self._moment(registered))
+        if latest >= torch.autograd._get_sequence_nr():  # type: ignore[attr-defined]
+            before = []
         return registered - before[-1] if before else registered + 1
 
     @contextmanager

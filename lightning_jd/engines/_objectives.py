@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from lightning_jd.errors import ArgumentError, GraphError, NonFiniteError, ShapeError
+from lightning_jd.errors import ArgumentError, GraphError, ShapeError
 
 #: What a user may hand over: a vector, a matrix [b, k], scalars in a list, or named scalars.
 Losses = Tensor | Sequence[Tensor | None] | Mapping[str, Tensor | None]
@@ -174,26 +174,23 @@ class Objectives:
 
     @cached_property
     def _values(self) -> Tensor:
-        if self.known is not None:
-            return self.known
-        if self.total is not None:
-            return self.total.detach().expand(self.m)
-        if isinstance(self.losses, Tensor):
-            detached = self.losses.detach()
-            return detached if detached.ndim == 1 else detached.reshape(-1)
-        with torch.no_grad():
+        # Results are plain tensors, also of losses of a subclass that adds labels or units.
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            if self.known is not None:
+                return self.known.detach()
+            if self.total is not None:
+                return self.total.detach().expand(self.m)
+            if isinstance(self.losses, Tensor):
+                detached = self.losses.detach()
+                return detached if detached.ndim == 1 else detached.reshape(-1)
             return torch.stack([loss for loss in self.losses if isinstance(loss, Tensor)])
 
     def shown(self) -> Tensor:
         """What stands for all of them: the scalar that was split, or else their mean."""
-        return self.values().mean() if self.total is None else self.total.detach()
-
-    def plain_weights(self) -> Tensor:
-        """The weights of ordinary training, shape (m,): sum over tasks, mean over instances."""
-        known = {"tasks": 1, "ranks": 1, "instances": self.m}
-        assert isinstance(self.losses, Tensor) or self.kind in known
-        instances = known.get(self.kind) or len(self.losses)
-        return torch.full((self.m,), 1 / instances, dtype=self.dtype, device=self.device)
+        if self.total is None:
+            return self.values().mean()
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.total.detach()
 
     def nonfinite(self) -> tuple[str, ...]:
         """The names of the losses that are NaN or infinite (one host synchronisation)."""
@@ -203,19 +200,6 @@ class Objectives:
         return tuple(
             name for name, fine in zip(self.names, finite.tolist(), strict=True) if not fine
         )
-
-    def check_finite(self) -> None:
-        """Raise if a loss is NaN or infinite (one host synchronisation).
-
-        Raises:
-            NonFiniteError: With the names of these losses.
-        """
-        if bad := self.nonfinite():
-            listed = ", ".join(map(repr, bad[:10])) + (", ..." if len(bad) > 10 else "")
-            raise NonFiniteError(
-                f"Losses must be finite, got NaN or infinity in {len(bad)} of {self.m}: {listed}. "
-                "Look at the inputs of these objectives, or lower the learning rate."
-            )
 
 
 def _read_tensor(losses: Tensor) -> tuple[tuple[str, ...], Tensor, Kind]:

@@ -114,8 +114,12 @@ def holds_hooks(objectives: Objectives) -> bool:
 
 
 def nodes_below(objectives: Objectives) -> list[Node]:
-    """All nodes of the graph of the losses, each after everything that depends on it."""
-    return parents_first([edge_of(output).node for output in objectives.outputs])
+    """All nodes of the graph of the losses, parents first; walked once per step."""
+    found: dict[str, Any] = vars(objectives)
+    if "nodes" not in found:
+        found["nodes"] = parents_first([edge_of(output).node for output in objectives.outputs])
+    nodes: list[Node] = found["nodes"]
+    return nodes
 
 
 def edge_of(output: Output) -> GradientEdge:

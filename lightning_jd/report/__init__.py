@@ -50,7 +50,8 @@ def report(
     else:
         beside = Path(other)
         runs = [run, read_run(beside)]
-        html = page(run, name, runs[1], beside.resolve().name)
+        name, other_name = _names_apart(folder.resolve(), beside.resolve())
+        html = page(run, title or name, runs[1], other_name)
     path = Path(output) if output is not None else folder / "jd_report.html"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,3 +66,17 @@ def report(
             remedy = f" {finding.remedy}" if finding.remedy else ""
             print(f"  {finding.question} {finding.answer}{remedy}")
     print(f"Written: {path}")
+
+
+def _names_apart(first: Path, second: Path) -> tuple[str, str]:
+    """The last parts of two paths, as many as it takes to tell ``version_0`` from another one.
+
+    Example:
+        >>> _names_apart(Path("logs/mean/version_0"), Path("logs/upgrad/version_0"))
+        ('mean/version_0', 'upgrad/version_0')
+    """
+    for count in range(1, max(len(first.parts), len(second.parts))):
+        names = ["/".join(path.parts[-count:]) for path in (first, second)]
+        if names[0] != names[1]:
+            break
+    return names[0], names[1]

@@ -1,4 +1,4 @@
-"""Run what is in ``on_device`` in processes that know the device from their start.
+"""Run ``on_device`` in a process that knows the device from its start.
 
 By hand: ``python -m pytest -p tests.pretended tests/accelerators/on_device``.
 """
@@ -12,15 +12,17 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-FILES = sorted(path.name for path in (HERE / "on_device").glob("test_*.py"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FILES)
-def test_on_the_pretended_device(name: str) -> None:
-    path = HERE / "on_device" / name
-    command = [sys.executable, "-m", "pytest", "-p", "tests.pretended", "-q", "--tb=short", path]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+def test_on_the_pretended_device() -> None:
+    options = ["-p", "tests.pretended", "-p", "no:cacheprovider", "-q", "--tb=short"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, HERE / "on_device"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
     assert " passed" in done.stdout

@@ -23,7 +23,6 @@ from lightning_jd.aggregators import (
     LogLosses,
     Step,
     available,
-    resolve,
 )
 from lightning_jd.errors import ArgumentError, ShapeError
 from tests.helpers.matrices import normal
@@ -70,17 +69,6 @@ def test_weights_are_the_derivatives_of_the_definition(
     assert_close(balancer.weights(LOSSES), gradient(definition, LOSSES), rtol=1e-12, atol=1e-15)
 
 
-def test_torchjd_agrees() -> None:
-    theirs = pytest.importorskip("torchjd.scalarization")
-    pairs: list[tuple[Balancer, Any]] = [
-        (Equal(), theirs.Mean()),
-        (GLS(), theirs.GeometricMean()),
-        (STCH(mu=0.3), theirs.STCH(mu=0.3)),
-    ]
-    for mine, other in pairs:
-        assert_close(mine.weights(LOSSES), gradient(other, LOSSES), rtol=1e-10, atol=1e-15)
-
-
 def test_dwa_is_that_of_torchjd() -> None:
     theirs = pytest.importorskip("torchjd.scalarization")
     mine, other = DWA(temperature=1.5), theirs.DWA(temperature=1.5)
@@ -90,15 +78,6 @@ def test_dwa_is_that_of_torchjd() -> None:
             assert_close(mine.weights(values), gradient(other, values), rtol=1e-10, atol=0)
         mine.end_epoch()
         other.step()
-
-
-def test_dwa_weighs_a_task_that_was_away_like_one_that_stays_as_it_is() -> None:
-    balancer = DWA()
-    for values, names in (([1.0, 1.0], "ab"), ([0.5], "a"), ([0.5], "a")):
-        balancer.weigh(Step(tuple(names), torch.tensor(values)))
-        balancer.end_epoch()
-    found = balancer.weigh(Step(("a", "b"), torch.ones(2).double()))
-    assert_close(found, 2 * torch.tensor([1.0, 1.0]).double().div(2).softmax(dim=0))
 
 
 @pytest.mark.parametrize(
@@ -120,18 +99,6 @@ def test_learned_weights_are_those_of_adam(make: Any, objective: Callable[..., T
         adam.zero_grad()
         objective(s, values).sum().backward()
         adam.step()
-
-
-def test_a_learned_weight_moves_only_when_its_task_is_there() -> None:
-    alone, together = UW(lr=0.05), UW(lr=0.05)
-    for t in range(6):
-        a, b = losses_at(t, 2)
-        if t % 2:
-            together.weigh(Step(("b",), b[None]))
-            continue
-        expected = alone.weigh(Step(("a",), a[None]))
-        found = together.weigh(Step(("a", "b"), torch.stack([a, b])))
-        assert_close(found[:1], expected, rtol=1e-12, atol=0)
 
 
 def test_famo_is_that_of_torchjd_with_the_losses_of_the_next_step() -> None:
@@ -161,14 +128,6 @@ def test_rlw_draws_what_rgw_draws() -> None:
         assert torch.equal(mine.weights(torch.ones(5)), other.weights(torch.eye(5)))
 
 
-@pytest.mark.parametrize("cls", [LogLosses, GLS], ids=lambda cls: cls.name)
-def test_the_scale_of_a_loss_does_not_change_the_direction(cls: type[Balancer]) -> None:
-    scales = torch.tensor([1e-6, 1.0, 1e6, 3.0], dtype=torch.float64)
-    before = cls().weights(LOSSES)  # of the gradients g
-    after = cls().weights(scales * LOSSES) * scales  # of the gradients scales * g
-    assert_close(after / after.norm(), before / before.norm(), rtol=1e-10, atol=0)
-
-
 @pytest.mark.parametrize("cls", [LogLosses, GLS, FAMO], ids=lambda cls: cls.name)
 @pytest.mark.parametrize("bad", [0.0, -1.0])
 def test_a_logarithm_needs_positive_losses(cls: type[Balancer], bad: float) -> None:
@@ -192,29 +151,6 @@ def test_weights_have_the_dtype_of_the_losses(cls: type[Balancer], dtype: torch.
     tolerance = 1e-2 if dtype.itemsize == 2 else 1e-5
     expected = cls().weights(LOSSES.to(dtype).double())
     assert_close(weights.double(), expected, rtol=tolerance, atol=tolerance)
-
-
-@every_balancer
-@pytest.mark.parametrize("factor", [1e-6, 1e6])
-def test_weights_are_finite_and_not_negative_at_any_scale(
-    cls: type[Balancer], factor: float
-) -> None:
-    balancer = cls()
-    for t in range(4):
-        weights = balancer.weights(factor * losses_at(t))
-        assert bool((weights.isfinite() & (weights >= 0)).all())
-
-
-@every_balancer
-def test_it_is_chosen_by_name_and_shows_its_arguments(cls: type[Balancer]) -> None:
-    assert isinstance(resolve(cls.name), cls)
-    assert repr(cls()).startswith(f"{cls.__name__}(")
-
-
-@every_balancer
-def test_a_matrix_is_no_vector_of_losses(cls: type[Balancer]) -> None:
-    with pytest.raises(ShapeError, match=r"`values` must be a vector .* got \(2, 2\)"):
-        cls().weights(torch.ones(2, 2))
 
 
 def test_arguments_must_be_in_their_range() -> None:

@@ -1,7 +1,5 @@
 """A state is kept by name and by group, and a checkpoint continues it bit for bit."""
 
-import copy
-import pickle
 from pathlib import Path
 
 import pytest
@@ -60,14 +58,6 @@ def run(method: Method, steps: range) -> Tensor:
 
 
 @every_stateful
-def test_the_keys_of_the_state_do_not_depend_on_the_steps(cls: type[Method]) -> None:
-    method = cls()
-    before = set(method.state_dict())
-    run(method, range(2))
-    assert set(method.state_dict()) == before != set()
-
-
-@every_stateful
 @pytest.mark.parametrize("steps", [0, 1, 4, 7])
 def test_a_fresh_object_continues_bit_for_bit(
     cls: type[Method], steps: int, tmp_path: Path
@@ -80,39 +70,6 @@ def test_a_fresh_object_continues_bit_for_bit(
     run(fresh, range(50, 53))  # it forgets what it had
     fresh.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True), strict=True)
     assert torch.equal(run(fresh, range(steps, steps + 8)), expected)
-
-
-@every_stateful
-def test_the_state_matters(cls: type[Method]) -> None:
-    assert not torch.equal(run(cls(), range(8))[-1], run(cls(), range(7, 8))[-1])
-
-
-@every_stateful
-def test_a_saved_state_is_not_changed_by_later_steps(cls: type[Method]) -> None:
-    method = cls()
-    run(method, range(3))
-    saved = method.state_dict()
-    kept = copy.deepcopy(saved)
-    run(method, range(3, 6))
-    assert pickle.dumps(_plain(saved)) == pickle.dumps(_plain(kept))
-
-
-def _plain(state: object) -> object:
-    if isinstance(state, Tensor):
-        return state.tolist()
-    if isinstance(state, dict):
-        return {key: _plain(value) for key, value in state.items()}
-    return state
-
-
-@every_stateful
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_a_copy_continues_by_itself(cls: type[Method], duplicate: object) -> None:
-    original = cls()
-    run(original, range(3))
-    assert callable(duplicate)
-    copied = duplicate(original)
-    assert torch.equal(run(copied, range(3, 6)), run(original, range(3, 6)))
 
 
 @every_stateful
@@ -166,15 +123,6 @@ def test_a_task_that_is_absent_keeps_its_state(cls: type[Method]) -> None:
 
 
 @every_stateful
-def test_a_task_may_come_later(cls: type[Method]) -> None:
-    method = cls()
-    for t in range(3):
-        outcome(method, rows(t, 2), told(t, ("a", "b")))
-    for t in range(3, 6):
-        assert bool(outcome(method, rows(t), told(t)).isfinite().all())
-
-
-@every_stateful
 @pytest.mark.parametrize("kind", ["instances", "instances_tasks"])
 def test_rows_without_a_name_are_refused(cls: type[Method], kind: str) -> None:
     if issubclass(cls, Balancer) and kind == "instances_tasks":
@@ -182,32 +130,6 @@ def test_rows_without_a_name_are_refused(cls: type[Method], kind: str) -> None:
     step = Step(NAMES, torch.ones(3), kind=kind, columns=3)
     with pytest.raises(ArgumentError, match=r"stores its state by task name.*rows='tasks'"):
         outcome(cls(), rows(0), step)
-
-
-@every_stateful
-@pytest.mark.parametrize("factor", [1e-6, 1e6])
-def test_small_and_large_losses_and_gradients_leave_it_finite(
-    cls: type[Method], factor: float
-) -> None:
-    method = cls()
-    for t in range(5):
-        values = told(t).values
-        assert values is not None
-        answer = outcome(method, (factor * rows(t)).float(), Step(NAMES, (factor * values).float()))
-        assert answer.dtype == torch.float32
-        assert bool(answer.isfinite().all())
-
-
-@every_stateful
-def test_half_precision_goes_in_and_out(cls: type[Method]) -> None:
-    method = cls()
-    for t in range(3):
-        values = told(t).values
-        assert values is not None
-        J = rows(t).bfloat16()
-        step = Step(NAMES, values.bfloat16())
-        answer = outcome(method, J.float() if isinstance(method, GramianAggregator) else J, step)
-        assert bool(answer.isfinite().all())
 
 
 def test_a_memory_keeps_rows_of_tasks_that_come_and_go() -> None:

@@ -11,7 +11,6 @@ from lightning_jd.aggregators import (
     CRMOGM,
     DBMTL,
     ConFIG,
-    DualProj,
     ExcessMTL,
     FairGrad,
     GradNorm,
@@ -20,7 +19,6 @@ from lightning_jd.aggregators import (
     MoCo,
     MoDo,
     NashMTL,
-    PCGrad,
     Primary,
     SDMGrad,
     Step,
@@ -85,11 +83,6 @@ def test_the_margin_of_primary_is_the_least_weight_of_the_others() -> None:
     assert max(map(float, dual_cone_residuals(G, u, w, reg=0)[:3])) <= 1e-8
 
 
-def test_two_objectives_of_which_one_leads_have_a_closed_form() -> None:
-    g, h = A = MATRICES["conflicting_pair"]
-    assert_close(Primary(0, reg=0)(A), g - (g @ h) / (h @ h) * h, rtol=1e-10, atol=1e-12)
-
-
 # --- FairGrad
 
 
@@ -100,18 +93,6 @@ def test_fairgrad_solves_its_equation(name: str, alpha: float) -> None:
     w = FairGrad(alpha).weights(G)
     assert bool((w > 0).all())
     assert_close((G @ w) * w ** (1 / alpha), torch.ones(len(w)).double(), rtol=1e-6, atol=0)
-
-
-def test_fairgrad_is_that_of_torchjd() -> None:
-    theirs = torchjd()
-    for alpha in (1.0, 2.0):
-        expected = theirs.FairGrad(alpha=alpha)(MATRICES["full_rank_5x9"])
-        assert_close(FairGrad(alpha)(MATRICES["full_rank_5x9"]), expected, rtol=1e-3, atol=1e-4)
-
-
-def test_with_alpha_one_fairgrad_points_where_nash_mtl_points() -> None:
-    expected = NashMTL(epsilon=5**0.5)(J)
-    assert_close(FairGrad(1.0)(J), expected, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["stationary", "opposite_rows", "zero_row", "zero"])
@@ -128,17 +109,6 @@ def test_config_is_that_of_torchjd(name: str) -> None:
     # Its pseudo-inverse keeps more digits of the rank where rows are dependent: six remain.
     theirs = torchjd().ConFIG()(MATRICES[name])
     assert_close(ConFIG()(MATRICES[name]), theirs, rtol=1e-6, atol=1e-6 * float(theirs.norm()))
-
-
-def test_config_with_preference_is_that_of_torchjd() -> None:
-    theirs = torchjd().ConFIG(torch.arange(1.0, 6.0).double())(J)
-    assert_close(ConFIG([1, 2, 3, 4, 5])(J), theirs, rtol=1e-8, atol=1e-8)
-
-
-def test_cosines_with_config_are_proportional_to_the_preference() -> None:
-    d = ConFIG([1, 2, 3, 4, 5])(J)
-    cosines = (J @ d) / J.norm(dim=1)
-    assert_close(cosines / cosines[0], torch.arange(1.0, 6.0).double(), rtol=1e-9, atol=0)
 
 
 def _config(M: Tensor) -> Tensor:
@@ -195,17 +165,6 @@ def test_gradvac_is_its_pseudo_code() -> None:
         assert_close(method(rows(t)), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_gradvac_of_two_rows_is_that_of_torchjd() -> None:
-    mine, theirs = GradVac(beta=0.4), torchjd().GradVac(beta=0.4, eps=0.0)
-    for t in range(8):
-        A = rows(t, 2)
-        assert_close(mine(A), theirs(A), rtol=1e-9, atol=1e-9)
-
-
-def test_the_first_step_of_gradvac_is_that_of_pcgrad() -> None:
-    assert_close(GradVac(seed=2)(J), PCGrad(seed=2)(J), rtol=1e-10, atol=1e-12)
-
-
 # --- CR-MOGM
 
 
@@ -221,25 +180,6 @@ def test_crmogm_is_that_of_torchjd() -> None:
 class _Nash(torch.nn.Module):
     def forward(self, gramian: Tensor) -> Tensor:
         return NashMTL().weights(gramian)
-
-
-def test_crmogm_needs_weights_to_average() -> None:
-    with pytest.raises(ArgumentError, match=r"`aggregator` must compute weights.* got GradDrop"):
-        CRMOGM("graddrop")
-
-
-def test_crmogm_saves_and_resets_the_one_it_averages() -> None:
-    method = CRMOGM(GradVac(seed=1))
-    first = [method(rows(t)) for t in range(3)]
-    assert any(key.startswith("aggregator.") for key in method.state_dict())
-    method.reset()
-    assert all(torch.equal(method(rows(t)), each) for t, each in enumerate(first))
-
-
-def test_crmogm_without_past_is_the_other_one() -> None:
-    method = CRMOGM({"name": "dualproj", "reg": 0.0}, alpha=0.0)
-    for t in range(3):
-        assert_close(method(rows(t)), DualProj(reg=0)(rows(t)), rtol=1e-12, atol=1e-12)
 
 
 # --- MoCo, MoDo, SDMGrad
@@ -293,18 +233,6 @@ def test_double_sampling_is_that_of_torchjd(
         assert_close(found, w @ (A + B) / 2, rtol=1e-6, atol=1e-7)  # it adds 1e-8 to the scale
 
 
-@pytest.mark.parametrize("cls", [MoDo, SDMGrad], ids=lambda cls: cls.name)
-def test_half_a_step_leaves_the_weights_as_they_are(cls: type[MoDo | SDMGrad]) -> None:
-    method = cls()
-    both, step = _halves(rows(0), rows(1))
-    method.weigh(both @ both.T, step)
-    before = method.state_dict()["_extra_state"]["groups"][""]["kept"]
-    half = Step(tuple(f"{k}{SUFFIXES[0]}" for k in range(4)))
-    method.weigh(rows(2) @ rows(2).T, half)
-    after = method.state_dict()["_extra_state"]["groups"][""]["kept"]
-    assert torch.equal(before["weight"]["value"], after["weight"]["value"])
-
-
 # --- ExcessMTL, DB-MTL, GradNorm
 
 
@@ -327,11 +255,6 @@ def test_dbmtl_is_its_pseudo_code() -> None:
         expected = sum(lengths.max() / lengths[i] * Y[i] for i in range(4))
         step = Step(tuple("abcd"), losses)
         assert_close(method.combine(rows(t), step), expected, rtol=1e-10, atol=1e-12)
-
-
-def test_dbmtl_takes_logarithms() -> None:
-    with pytest.raises(ArgumentError, match=r"DBMTL must have positive losses.*'a' \(0\)"):
-        DBMTL().combine(rows(0, 2), Step(("a", "b"), torch.tensor([0.0, 1.0])))
 
 
 def test_gradnorm_is_autograd_through_its_definition() -> None:

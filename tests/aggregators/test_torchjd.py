@@ -8,7 +8,6 @@ from torch.testing import assert_close
 
 from lightning_jd import aggregators as ours
 from lightning_jd.aggregators import Aggregator, GramianAggregator, resolve
-from lightning_jd.errors import ArgumentError, ShapeError
 from tests.helpers.matrices import MATRICES
 
 pytest.importorskip("torchjd")
@@ -40,12 +39,6 @@ SAME = {
 def test_we_agree(mine: Aggregator, other: Any, name: str) -> None:
     # Quadprog with negligible regularisation gives about six digits.
     assert_close(mine(MATRICES[name]), other(MATRICES[name]), rtol=1e-5, atol=1e-6)
-
-
-def test_our_mgda_is_near_theirs_and_not_longer() -> None:
-    exact, frank_wolfe = ours.MGDA()(J), theirs.MGDA(epsilon=1e-6, max_iters=1000)(J)
-    assert_close(exact, frank_wolfe, rtol=0.1, atol=0.02)
-    assert exact.norm() <= frank_wolfe.norm()
 
 
 @pytest.mark.parametrize(
@@ -87,27 +80,3 @@ def test_what_needs_the_jacobian_gets_it(candidate: Any) -> None:
     aggregator = resolve(candidate)
     assert not isinstance(aggregator, GramianAggregator)
     assert_close(aggregator(J), candidate(J), rtol=1e-12, atol=0)
-
-
-def test_a_weighting_of_the_jacobian_is_applied_to_it() -> None:
-    class FirstColumn(theirs.MeanWeighting.__base__):  # type: ignore[misc, name-defined]
-        def forward(self, matrix: torch.Tensor, /) -> torch.Tensor:
-            return matrix[:, 0]
-
-    aggregator = resolve(FirstColumn())
-    assert not isinstance(aggregator, GramianAggregator)
-    assert_close(aggregator(J), J[:, 0] @ J, rtol=1e-12, atol=0)
-
-
-def test_wrong_weights_of_a_foreign_object_are_refused() -> None:
-    class Wrong(theirs.UPGradWeighting):
-        def forward(self, gramian: torch.Tensor, /) -> torch.Tensor:
-            return gramian
-
-    with pytest.raises(ShapeError, match=r"Wrong must return one weight .* \(5, 5\)"):
-        resolve(Wrong())(J)
-
-
-def test_an_object_of_torchjd_that_cannot_aggregate_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"a Weighting or an Aggregator .* QuadprogProjector"):
-        resolve(EXACT)

@@ -32,14 +32,6 @@ def test_weights_are_those_of_the_last_step_that_computed_them() -> None:
         assert_close(ask(method, t), MGDA().weights(gramian(t - t % 3)))
 
 
-def test_weights_are_kept_by_name() -> None:
-    method = WeightsEvery("mgda", n=5)
-    first = ask(method, 0)
-    assert_close(ask(method, 1, "ca"), first[[2, 0]])
-    assert_close(ask(method, 2, "bd"), torch.stack([first[1], first[1]]))
-    assert_close(ask(method, 3, "d"), torch.ones(1).double())
-
-
 def test_a_step_between_is_one_ordinary_backward_pass() -> None:
     model, method = network(), WeightsEvery("upgrad", n=3)
     first = lightning_jd.backward(losses(model, 0), model, method)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_jd import backward
 from lightning_jd.aggregators import Aggregator, GramianAggregator, resolve
-from lightning_jd.core import _validate, collect, compute_update
+from lightning_jd.core import collect, compute_update
 from lightning_jd.engines import Objectives, named_parameters_of
 from lightning_jd.errors import AggregatorError, GraphError
 from tests.helpers.two_processes import run_in_two_processes
@@ -94,17 +94,3 @@ def on_both(rank: int, folder: Path) -> None:
 @pytest.mark.slow
 def test_on_all_processes(tmp_path: Path) -> None:
     run_in_two_processes(on_both, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("spec", "looks"),
-    [("mean", False), (divides_by_zero, True), (Short(), True)],
-    ids=["ours", "function", "class"],
-)
-def test_an_accelerator_waits_for_foreign_answers_only(spec: Any, looks: bool) -> None:
-    class Elsewhere:
-        device = torch.device("cuda")
-
-    elsewhere: Any = Elsewhere()
-    assert _validate._is_trusted(resolve(spec), elsewhere) is not looks
-    assert not _validate._is_trusted(resolve(spec), torch.ones(1))  # on a CPU looking is free

@@ -10,12 +10,11 @@ from torch.autograd.graph import GradientEdge
 from torch.testing import assert_close
 
 import lightning_jd
-from lightning_jd.aggregators import MGDA, FromFeatures, Step, UPGrad, WeightsEvery
+from lightning_jd.aggregators import MGDA, FromFeatures, Step, UPGrad
 from lightning_jd.core.rows._feature_edges import cut_of
 from lightning_jd.core.rows._features import features_gramian
 from lightning_jd.engines import Objectives
 from lightning_jd.errors import ArgumentError, GraphError
-from tests.core.test_methods import gradient
 from tests.helpers.matrices import normal
 
 
@@ -47,15 +46,6 @@ def test_the_features_are_the_outputs_of_the_trunk() -> None:
     ]
     J = torch.stack(rows)
     assert_close(features_gramian(Objectives.of(losses)), J @ J.T, rtol=1e-12, atol=1e-15)
-
-
-def test_a_task_that_enters_deeper_is_found_there_too() -> None:
-    x = normal(0, 1, 3)[0].requires_grad_()
-    deep = x.sin()
-    top = deep.exp()
-    losses = [top.sum(), (2 * top).sum() + deep.prod(), deep.norm()]
-    places = cut_of(Objectives.of(losses), None, []).places
-    assert {node for node, _ in places} == {deep.grad_fn, top.grad_fn}
 
 
 @pytest.mark.parametrize("select", ["all", "shared"])
@@ -131,25 +121,6 @@ def test_where_there_are_no_features_it_says_so() -> None:
             ArgumentError, match="`aggregator` must compute weights from one sample"
         ):
             FromFeatures(spec)
-
-
-def test_a_state_inside_is_kept() -> None:
-    model = TrunkAndHeads()
-    method = FromFeatures("gradvac")
-    for t in range(3):
-        model.zero_grad()
-        lightning_jd.backward(model.losses(t)[0], model, method)
-    assert method.state_dict()["aggregator._extra_state"]["groups"][""]["steps"] == 3
-    assert bool(gradient(model).isfinite().all())
-
-
-def test_features_every_few_steps() -> None:
-    model, method = TrunkAndHeads(), WeightsEvery(FromFeatures("upgrad"), n=2)
-    paths = []
-    for t in range(3):
-        report = lightning_jd.backward(model.losses(t)[0], model, method)
-        paths.append(set(report.paths.values()))
-    assert paths == [{"features"}, {"balanced"}, {"features"}]
 
 
 HEADS: dict[str, Callable[[], nn.Module]] = {

@@ -9,9 +9,7 @@ from torch.testing import assert_close
 
 import lightning_jd
 from lightning_jd.aggregators import (
-    DWA,
     Aggregator,
-    Balancer,
     GradVac,
     GramianAggregator,
     Method,
@@ -130,24 +128,6 @@ def test_a_balancer_is_one_ordinary_backward_pass() -> None:
     assert Counting.passes == 1
 
 
-def test_a_balancer_touches_no_other_tensor() -> None:
-    model, (x, y) = network(), data()
-    x.requires_grad_()
-    lightning_jd.backward(list((model(x) - y).square().mean(dim=0)), model[2], "gls")
-    assert x.grad is None
-    assert all(p.grad is None for p in model[0].parameters())
-    assert all(p.grad is not None for p in model[2].parameters())
-
-
-def test_a_balancer_keeps_the_graph_if_asked() -> None:
-    model = network()
-    values = losses(model)
-    lightning_jd.backward(values, model, "equal", retain_graph=True)
-    first = gradient(model).clone()
-    lightning_jd.backward(values, model, "equal")
-    assert_close(gradient(model), 2 * first)
-
-
 def test_with_a_balancer_heads_may_keep_their_own_gradient() -> None:
     trunk, heads = nn.Linear(4, 5).double(), nn.ModuleList([nn.Linear(5, 1).double()] * 1)
     heads.append(nn.Linear(5, 1).double())
@@ -203,15 +183,6 @@ def test_pieces_of_a_step_are_one_step(name: str) -> None:
         assert_close(found, expected, rtol=1e-8, atol=1e-10)
 
 
-def test_a_task_may_be_absent() -> None:
-    model, method = network(), DWA()
-    for t, names in enumerate(["abc", "a", "bc"]):
-        some = {name: loss for name, loss in losses(model, t).items() if name in names}
-        report = lightning_jd.backward(some, model, method)
-        method.end_epoch()
-        assert report.names == tuple(names)
-
-
 def test_instances_have_no_name_to_keep_a_state_by() -> None:
     model = network()
     vector = torch.stack(list(losses(model).values()))
@@ -244,11 +215,6 @@ def test_one_sample_is_refused() -> None:
     for given in (losses(model), torch.stack(list(losses(model).values()))):
         with pytest.raises(ArgumentError, match=r"MoDo must have two independent samples .*'step'"):
             lightning_jd.backward(given, model, MoDo())
-
-
-@pytest.mark.parametrize("cls", available("balancers").values(), ids=available("balancers"))
-def test_a_balancer_is_no_aggregator(cls: type[Balancer]) -> None:
-    assert not issubclass(cls, Aggregator)
 
 
 def test_terms_of_a_sum_have_no_values_to_balance() -> None:
@@ -285,19 +251,3 @@ def test_a_name_means_the_class_that_was_registered_last() -> None:
             report = lightning_jd.backward(losses(model), model, "forthistest")
             assert report.weights is not None
             assert report.weights.tolist() == [factor] * 3
-
-
-def test_an_object_of_torchjd_is_the_same_in_every_call() -> None:
-    theirs = pytest.importorskip("torchjd.aggregation")
-    model, given, wrapped = network(), theirs.GradVac(), resolve(theirs.GradVac())
-    for t in range(4):
-        found = lightning_jd.backward(dict(list(losses(model, t).items())[:2]), model, given)
-        expected = lightning_jd.backward(dict(list(losses(model, t).items())[:2]), model, wrapped)
-        assert found.weights is not None
-        assert expected.weights is not None
-        assert_close(found.weights, expected.weights)
-    draws = [lightning_jd.backward(losses(model), model, given := theirs.Random()).weights]
-    draws.append(lightning_jd.backward(losses(model), model, given).weights)
-    assert draws[0] is not None
-    assert draws[1] is not None
-    assert not torch.equal(draws[0], draws[1])

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from lightning_jd.aggregators import Step, UPGrad, resolve
+from lightning_jd.aggregators import Step, resolve
 from lightning_jd.core import collect, compute_update, show_pieces
 from lightning_jd.core.processes import _columns
 from lightning_jd.core.rows import _fsdp_tape, _sharded
@@ -135,11 +135,10 @@ def compare(
         )
         exact = {"rtol": 1e-10, "atol": 1e-12}
         assert_close(update.report.gramian, J @ J.T, **exact)
-        names, kind = tuple(map(str, range(len(J)))), "instances"
-        if losses is matrix:
-            names, kind = tuple(f"{i // 3}/{i % 3}" for i in range(len(J))), "instances_tasks"
+        k = 3 if losses is matrix else 0
+        names = tuple(f"{i // k}/{i % k}" if k else str(i) for i in range(len(J)))
         assert update.report.names == names
-        w = UPGrad().weigh(J @ J.T, Step(names, kind=kind))
+        w = resolve("upgrad").weigh(J @ J.T, Step(names, kind="instances_tasks"))
         direction = (w @ J).split([tensor.numel() for _, tensor in named])
         found = {id(p): g for p, g in zip(update.params, update.gradients, strict=True)}
         for (name, tensor), g in zip(named, direction, strict=True):

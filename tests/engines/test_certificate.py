@@ -1,6 +1,7 @@
 """A wrong rule is found by the certificate, named, and replaced by rows that are right."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ from torch.testing import assert_close
 
 from lightning_jd import backward
 from lightning_jd.aggregators import Constant
-from lightning_jd.engines import Objectives, Tape, gramian
+from lightning_jd.engines import Objectives, Tape, gramian, holds_hooks
 from lightning_jd.engines.tape import Rows, Site, _compare, _step, register_rule, unregister_rule
+from lightning_jd.engines.tape._compare import mismatches, random_vector
+from lightning_jd.engines.tape.graph import Placement
+from lightning_jd.engines.tape.run import Ledger
 from lightning_jd.errors import ArgumentError, GraphError
 from tests.engines.oracle import assert_gradients, assert_gramian, jacobian_blocks
 
@@ -20,8 +24,12 @@ NAME = "DivBackward0"  # an operation that no rule of the package covers
 
 @pytest.fixture(autouse=True)
 def the_same_vector() -> None:
-    """Whether a small error shows depends on the random vector; here it is always the same one."""
+    """Whether a small error shows depends on the random vector; here it is always the same one.
+
+    Hooks that were registered before, by other tests, are not in the graphs of this one.
+    """
     _compare._RANDOM.manual_seed(0)
+    holds_hooks(Objectives.of(torch.ones(2, requires_grad=True).exp()))
 
 
 class Divided(nn.Module):
@@ -262,3 +270,23 @@ def test_a_loss_that_is_left_out_may_be_nan_in_a_certified_step() -> None:
         tape = Tape(Objectives.of(losses), list(model.named_parameters()))
         J = torch.cat([x, torch.ones(4, 1, dtype=torch.float64)], dim=1)[[0, 2, 3]]
         assert_close(tape.gramian(), J @ J.T)
+
+
+def test_a_row_of_rounding_errors_does_not_hide_those_of_the_others() -> None:
+    """A certificate lets every row weigh about the same, so that small ones count as well."""
+    numbers = torch.Generator().manual_seed(0)
+    rows = torch.randn(5, 8, generator=numbers)
+    rows[0] /= 128
+    ledger = Ledger(5, torch.float32, torch.device("cpu"), room=rows.numel(), notes=True)
+    ledger.add(Rows(rows, Placement(0, 8, (8,))))
+    ledger.close()
+
+    def ordinary(v: Tensor, _: Sequence[int], factor: float = 1.0) -> dict[int, Tensor]:
+        noise = rows[0].norm() * torch.randn(8, generator=numbers)
+        return {0: v[0] * (rows[0] + noise) + factor * (v[1:] @ rows[1:])}
+
+    v = random_vector(ledger.G, spread=1e3)
+    assert mismatches(ledger, v, ordinary, torch.bfloat16) == []
+    found = mismatches(ledger, v, partial(ordinary, factor=3.0), torch.bfloat16)
+    assert found is not None
+    assert [mismatch.parameters for mismatch in found] == [(0,)]

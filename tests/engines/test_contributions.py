@@ -5,12 +5,19 @@ from math import prod
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
-from lightning_jd.engines.tape import OuterProduct
-from lightning_jd.engines.tape.contributions import Budget, Contribution, Lookup, merge, products
-from lightning_jd.engines.tape.contributions._pieces import SMALLEST
+from lightning_jd.engines import Objectives, Tape
+from lightning_jd.engines.tape import OuterProduct, Rows
+from lightning_jd.engines.tape.contributions import (
+    Budget,
+    Contribution,
+    Lookup,
+    OneRow,
+    merge,
+    products,
+)
 from lightning_jd.engines.tape.contributions.convolution import (
     ConvolutionWeight,
     Geometry,
@@ -19,6 +26,8 @@ from lightning_jd.engines.tape.contributions.convolution import (
 )
 from lightning_jd.engines.tape.contributions.convolution._geometry import weight_gradient
 from lightning_jd.engines.tape.graph import Placement
+from lightning_jd.engines.tape.run import Ledger
+from tests.engines.oracle import check_tape
 
 #: Objectives, positions, inputs, outputs: by kernels in one block and in many, by rows that are
 #: short, kept, turned, and multiplied in pieces.
@@ -137,19 +146,6 @@ def test_few_pixels_of_many_channels_are_one_product(
     assert_close(part.gradients(weights)[0], expected)
 
 
-def test_patches_that_are_large_for_one_objective_are_not_even_tried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    geometry = Geometry((2, 3, 3, 3), (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
-    x, D = torch.randn(2, 5, 3, 4, 4), torch.randn(2, 5, 2, 4, 4)
-    part = ConvolutionWeight(x, D, geometry, Placement(0, 54, geometry.kernel))
-    patches = 4 * 5 * 16 * 27  # bytes
-    assert part._row_variant == "patches by pixel"
-    monkeypatch.setattr(_contribution, "pieces", lambda _: SMALLEST._replace(temporary=patches - 1))
-    part = ConvolutionWeight(x, D, geometry, Placement(0, 54, geometry.kernel))
-    assert part._row_variant == "as groups"
-
-
 CONVOLUTIONS = [
     Geometry((6, 4, 3, 3), (2, 1), (1, 0), (1, 2), False, (0, 0), 1),
     Geometry((6, 4, 3, 3), (1, 1), (1, 1), (1, 1), False, (0, 0), 2),
@@ -216,3 +212,46 @@ def test_products_of_pixels(
         [weight_gradient(x[k : k + 1], D[k : k + 1], geometry).flatten() for k in range(5)]
     )
     assert_close(_pixel_kernel.pixel_kernel_gramian(x, D, geometry, chunk), rows @ rows.T)
+
+
+# --- Heads of tasks: one row is held, and nothing changes but the memory
+
+
+M, K = 5, 3
+
+
+def in_full(row: Tensor) -> Tensor:
+    rows = row.new_zeros(M, row.numel())
+    rows[K] = row.flatten()
+    return rows
+
+
+def test_it_is_a_row_among_zeros() -> None:
+    torch.manual_seed(0)
+    row = torch.randn(1, 6, dtype=torch.float64)
+    alone = OneRow(Rows(row, Placement(0, 6, (6,))), K, M)
+    full = in_full(row)
+    weights = torch.randn(M, dtype=torch.float64)
+    assert_close(alone.gramian(), full @ full.T)
+    assert_close(alone.rows(), full)
+    assert_close(torch.cat(list(alone.blocks(2)), dim=1), full)
+    assert_close(alone.gradients(weights)[0], weights @ full)
+
+
+@pytest.mark.parametrize("memory", ["fast", "low"])
+def test_heads_are_held_as_one_row_and_the_trunk_is_not(memory: str) -> None:
+    torch.manual_seed(0)
+    trunk = nn.Sequential(nn.Linear(4, 6), nn.Tanh()).double()
+    heads = nn.ModuleList(nn.Linear(6, 2) for _ in range(M)).double()
+    named = [*trunk.named_parameters("trunk"), *heads.named_parameters("heads")]
+    x = torch.randn(7, 4, dtype=torch.float64)
+    losses = [head(trunk(x)).square().mean() for head in heads]
+    tape = check_tape(losses, named, memory, 1e-10)
+    if memory == "fast":
+        assert tape._outcome is not None
+        assert isinstance(tape._outcome.ledger, Ledger)
+        single = [part for part in tape._outcome.ledger._kept if isinstance(part, OneRow)]
+        owners = {named[part.placements[0].parameter][0] for part in single}
+        assert owners == {f"heads.{k}.{what}" for k in range(M) for what in ("weight", "bias")}
+    J = Tape(Objectives.of(losses), named).jacobian()  # for other processes, with all rows
+    assert_close(tape.gramian(), J @ J.T)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from threading import Thread
 from typing import Literal
 
 import pytest
@@ -79,6 +80,44 @@ def test_a_hook_on_a_transposed_weight_is_noticed_when_it_appears(hook: Hook) ->
     check(model)  # and it is remembered
     model.on_weight = None
     check(model)
+
+
+@pytest.mark.filterwarnings("ignore:The Gramian must agree:RuntimeWarning")
+def test_a_hook_that_mixes_instances_counts_for_every_parameter_below() -> None:
+    """In half precision, its effect on some parameter may pass for rounding."""
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+        with torch.autocast("cpu", torch.bfloat16):
+            h = model[1](model[0](torch.randn(5, 2, 3)))
+            h.register_hook(lambda g: g + 0.2 * g.roll(1, 0))
+            losses = (model[2](h) - 0.3).square().flatten(1).mean(dim=1)
+        paths = backward(losses, model, "mean").paths
+        assert set(paths.values()) == {"rows"}
+
+
+@pytest.mark.filterwarnings("ignore:Gradients must be linear:RuntimeWarning")
+@pytest.mark.parametrize("kind", ["tensor", "prehook", "posthook"])
+def test_a_clip_on_a_transposed_weight_is_noticed_though_rows_cancel(kind: str) -> None:
+    """Gradients of two similar examples cancel in a half of all random combinations."""
+
+    def clip(gradient: Tensor) -> Tensor:
+        return gradient.clamp(-0.5, 0.5)
+
+    for seed in range(12):
+        torch.manual_seed(seed)
+        weight, x = nn.Parameter(torch.randn(3, 4).double()), torch.randn(1, 4).double()
+        transposed = weight.t()
+        if kind == "tensor":
+            transposed.register_hook(clip)
+        elif kind == "prehook":
+            transposed.grad_fn.register_prehook(lambda above: tuple(map(clip, above)))
+        else:
+            transposed.grad_fn.register_hook(lambda below, _: tuple(map(clip, below)))
+        losses = (torch.cat([x, x + 1e-3]) @ transposed).sum(dim=1)
+        rows = [torch.autograd.grad(loss, weight, retain_graph=True)[0] for loss in losses]
+        J = torch.stack(rows).flatten(1)
+        torch.testing.assert_close(gramian(losses, [weight]), J @ J.T)
 
 
 def test_a_hook_that_mixes_instances_is_noticed_when_it_appears() -> None:
@@ -225,6 +264,32 @@ def test_a_hook_is_known_at_its_own_graph() -> None:
             backward(losses, model, Constant([1 / len(X)] * len(X)))
             found = torch.cat([p.grad.flatten() for p in model.parameters()])
             torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:The Gramian must agree:RuntimeWarning")
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_a_hook_is_known_if_another_thread_takes_steps(where: str) -> None:
+    """Threads number their nodes each from zero."""
+    model, other = Wide(5), Wide(5)
+    for _ in range(4):
+        gramian(model(X).sum(dim=1), model)
+    h = model.first(X)
+    h.register_hook(lambda g: g + 0.5 * g.roll(1, 0))
+    losses = model.second(torch.tanh(h)).square().sum(dim=1)
+    found = []
+
+    def work() -> None:
+        gramian(other(X).sum(dim=1), other)
+        if where == "there":
+            found.append(gramian(losses, model))
+
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+    named = list(model.parameters())
+    rows = [torch.autograd.grad(loss, named, retain_graph=True) for loss in losses]
+    J = torch.stack([torch.cat([g.flatten() for g in gradients]) for gradients in rows])
+    torch.testing.assert_close(found[0] if found else gramian(losses, model), J @ J.T)
 
 
 def test_a_hook_is_known_if_it_comes_after_a_first_look() -> None:

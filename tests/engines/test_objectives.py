@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from lightning_jd.engines import Objectives
-from lightning_jd.errors import ArgumentError, GraphError, NonFiniteError, ShapeError
+from lightning_jd.errors import ArgumentError, GraphError, ShapeError
 
 
 @pytest.fixture
@@ -74,29 +74,13 @@ def test_values_are_detached_and_flat(x: Tensor) -> None:
         torch.testing.assert_close(values, torch.arange(1.0, 7.0))
 
 
-def test_plain_weights_sum_over_tasks_and_average_over_instances(x: Tensor) -> None:
-    assert Objectives.of([x.sum(), x.prod()]).plain_weights().tolist() == [1, 1]
-    assert Objectives.of(x[:4] * 1).plain_weights().tolist() == [0.25] * 4
-    assert Objectives.of(x.view(2, 3) * 1).plain_weights().tolist() == [0.5] * 6
-
-
 def test_losses_that_are_not_finite_are_named(x: Tensor) -> None:
     objectives = Objectives.of({"a": x[0] * 1, "b": x[1] / 0, "c": x[2] * torch.nan})
     assert objectives.nonfinite() == ("b", "c")
-    with pytest.raises(NonFiniteError, match=r"NaN or infinity in 2 of 3: 'b', 'c'\. Look at"):
-        objectives.check_finite()
-
-
-def test_of_many_losses_that_are_not_finite_ten_are_named() -> None:
-    objectives = Objectives.of(torch.ones(12, requires_grad=True) / 0)
-    with pytest.raises(NonFiniteError, match=r"in 12 of 12: '0', .*, '9', \.\.\.\. Look"):
-        objectives.check_finite()
 
 
 def test_finite_losses_pass(x: Tensor) -> None:
-    objectives = Objectives.of(x * 1)
-    objectives.check_finite()
-    assert objectives.nonfinite() == ()
+    assert Objectives.of(x * 1).nonfinite() == ()
 
 
 @pytest.mark.parametrize("losses", [{}, [], {"a": None}, [None, None]])
@@ -123,11 +107,6 @@ def test_a_vector_in_a_dict_is_refused_with_the_remedy(x: Tensor) -> None:
         Objectives.of({"a": x.sum(), "b": x * 1})
 
 
-def test_integers_are_refused() -> None:
-    with pytest.raises(ShapeError, match=r"`losses` must be floating-point, got torch.int64"):
-        Objectives.of(torch.tensor([1, 2]))
-
-
 def test_losses_without_a_graph_are_refused(x: Tensor) -> None:
     with pytest.raises(GraphError, match=r"`losses` must require a gradient, got a tensor without"):
         Objectives.of(torch.ones(3))
@@ -145,17 +124,7 @@ def test_mixed_types_are_refused(x: Tensor) -> None:
         Objectives.of([x.sum(), x.double().sum()])
 
 
-def test_mixed_devices_are_refused(x: Tensor) -> None:
-    with pytest.raises(ArgumentError, match=r"same device, got cpu, meta\. Convert"):
-        Objectives.of([x.sum(), torch.zeros((), device="meta", requires_grad=True)])
-
-
 @pytest.mark.parametrize("losses", [3.0, "loss", None])
 def test_something_else_is_refused(losses: object) -> None:
     with pytest.raises(ArgumentError, match=r"a tensor, a list of scalars or a dict .*, got "):
         Objectives.of(losses)
-
-
-def test_a_number_in_a_list_is_refused(x: Tensor) -> None:
-    with pytest.raises(ArgumentError, match=r"`losses\['1'\]` must be a tensor, got float"):
-        Objectives.of([x.sum(), 0.5])

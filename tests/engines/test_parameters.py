@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_jd.engines import Objectives, named_parameters_of, select, tasks_reaching
+from lightning_jd.engines import Objectives, named_parameters_of, select
 from lightning_jd.errors import ArgumentError, GraphError
 
 
@@ -94,22 +94,10 @@ def test_what_is_no_tensor_is_refused() -> None:
         named_parameters_of(3)
 
 
-def test_all_selects_everything() -> None:
-    selection = select(Objectives.of(MODEL(X)), MODEL_PARAMETERS, "all")
-    assert selection.selected == MODEL_PARAMETERS
-    assert selection.plain == []
-
-
 def test_shared_selects_the_trunk_and_leaves_the_heads_plain() -> None:
     selection = select(Objectives.of(MODEL(X)), MODEL_PARAMETERS, "shared")
     assert names(selection.selected) == TRUNK
     assert names(selection.plain) == ["depth.weight", "depth.bias", "edges.weight", "edges.bias"]
-
-
-def test_one_task_shares_nothing() -> None:
-    selection = select(Objectives.of([MODEL(X)["depth"]]), MODEL_PARAMETERS, "shared")
-    assert selection.selected == []
-    assert names(selection.plain) == [*TRUNK, "depth.weight", "depth.bias"]
 
 
 @pytest.mark.parametrize(
@@ -130,28 +118,10 @@ def test_stacking_the_losses_does_not_hide_the_heads(
     assert shared(disguise(losses["depth"], losses["edges"])) == TRUNK
 
 
-def test_a_stack_with_a_constant_entry_is_read() -> None:
-    losses = MODEL(X)
-    stacked = torch.stack([torch.ones(()), losses["depth"], losses["edges"]])
-    assert shared(Objectives.of(stacked, rows="tasks")) == TRUNK
-
-
 def test_a_head_that_two_tasks_use_is_shared() -> None:
     losses = MODEL(X)
     losses["both"] = losses["depth"] + losses["edges"]
     assert len(shared(losses)) == 6
-
-
-def test_a_loss_that_is_a_parameter_reaches_it() -> None:
-    scale = nn.Parameter(torch.ones(()))
-    objectives = Objectives.of([scale, scale * 2])
-    assert tasks_reaching(objectives) == {id(scale): 0b11}
-
-
-def test_forty_tasks_fit_into_the_bits() -> None:
-    trunk = nn.Linear(4, 40)
-    objectives = Objectives.of(list(trunk(X).square().mean(0).unbind()))
-    assert tasks_reaching(objectives)[id(trunk.weight)] == 2**40 - 1
 
 
 @pytest.mark.parametrize("which", [None, 3, ["a", 3], {"a": 1}])
@@ -187,16 +157,6 @@ def test_tasks_that_cannot_be_told_apart_are_refused() -> None:
     losses = MODEL(X)
     with pytest.raises(ArgumentError, match=r"one compiled or custom function \(BothBackward\)"):
         shared(list(Both.apply(losses["depth"], losses["edges"])))
-
-
-def test_a_custom_function_in_the_trunk_is_no_obstacle() -> None:
-    class Identity(torch.autograd.Function):
-        forward = staticmethod(lambda ctx, x: x.clone())
-        backward = staticmethod(lambda ctx, g: g)
-
-    h = Identity.apply(MODEL.trunk(X))
-    losses = [MODEL.depth(h).mean(), MODEL.edges(h).mean()]
-    assert shared(losses) == TRUNK
 
 
 @pytest.mark.parametrize(

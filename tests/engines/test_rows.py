@@ -5,8 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from lightning_jd.engines import Objectives, jacobian, named_parameters_of, rows
-from lightning_jd.errors import ArgumentError
+from lightning_jd.engines import Objectives, jacobian
 from tests.engines.oracle import jacobian_blocks
 from tests.engines.zoo import CASES, FEW, default_dtype
 
@@ -28,29 +27,13 @@ def test_every_chunk_gives_the_same_matrix_on(name: str) -> None:
             assert_close(jacobian(losses, named, chunk=chunk), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_rows_come_one_by_one_with_none_where_a_loss_does_not_reach() -> None:
+def test_the_row_of_a_loss_is_zero_where_it_does_not_reach() -> None:
     first, second = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
     x = torch.tensor([1.0, 2.0])
-    named = [("first", first.weight), ("second", second.weight)]
-    found = list(rows(Objectives.of([first(x).sum(), second(x).sum() * 3]), named))
-    assert found[0][1] is None
-    assert found[1][0] is None
-    assert_close(found[0][0], torch.tensor([[1.0, 2.0]]))
-    assert_close(found[1][1], torch.tensor([[3.0, 6.0]]))
-
-
-def test_columns_follow_the_parameters_and_frozen_ones_have_none() -> None:
-    layer = nn.Linear(2, 1)
-    layer.weight.requires_grad_(False)
-    J = jacobian(layer(torch.ones(3, 2)).squeeze(1), layer)
-    assert_close(J, torch.ones(3, 1))
-
-
-def test_the_graph_is_kept() -> None:
-    layer = nn.Linear(2, 1)
-    losses = layer(torch.ones(3, 2)).square().squeeze(1)
-    assert_close(jacobian(losses, layer), jacobian(losses, layer, chunk=1))
-    losses.sum().backward()
+    losses = [first(x).sum(), second(x).sum() * 3]
+    for chunk in (1, 2):
+        J = jacobian(losses, [first.weight, second.weight], chunk=chunk)
+        assert_close(J, torch.tensor([[1.0, 2.0, 0.0, 0.0], [0.0, 0.0, 3.0, 6.0]]))
 
 
 class NotVectorisable(torch.autograd.Function):
@@ -90,18 +73,6 @@ def test_half_precision_is_collected_in_single_and_a_scale_saves_small_gradients
         assert_close(
             jacobian(losses, [half], scale=2.0**20, chunk=chunk), expected, rtol=1e-2, atol=0
         )
-
-
-def test_a_chunk_without_rows_is_refused() -> None:
-    layer = nn.Linear(2, 1)
-    with pytest.raises(ArgumentError, match=r"`chunk` must be at least 1, got 0"):
-        jacobian(layer(torch.ones(3, 2)).squeeze(1), layer, chunk=0)
-
-
-def test_rows_may_hold_parameters_that_nothing_reaches() -> None:
-    used, unused = nn.Linear(2, 1), nn.Linear(2, 1)
-    J = jacobian([used(torch.ones(2)).sum()], named_parameters_of([*unused.parameters()]))
-    assert_close(J, torch.zeros(1, 3))
 
 
 @pytest.mark.parametrize("chunk", [1, 3])

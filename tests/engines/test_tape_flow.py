@@ -283,11 +283,6 @@ def test_an_operation_without_a_flow_proves_nothing() -> None:
     assert flow_of("UnheardOfBackward0", at) == [None, None]
 
 
-def test_whatever_one_loss_owns_alone_it_owns_below_any_operation() -> None:
-    alone = Owners(None, np.array([2]))
-    assert flow_of("UnheardOfBackward0", Crossing([alone], [(3,)], [(3,)], ())) == [alone]
-
-
 def test_two_uses_that_disagree_have_no_owners() -> None:
     assert joined(in_order(3), in_order(3).taken(slice(None, None, -1))) is None
     assert joined(in_order(3), in_order(3).moved(1)) is None
@@ -320,14 +315,6 @@ def test_owners_follow_a_reshape(
     else:
         assert found is not None
         assert (found.axis, found.ids.tolist()) == expected
-
-
-def test_folded_owners_unfold_again() -> None:
-    folded = in_order(2).reshaped((2, 3), (6,))
-    assert folded is not None
-    back = folded.reshaped((6,), (2, 3))
-    assert back is not None
-    assert back.equals(in_order(2))
 
 
 class Halved(torch.autograd.Function):

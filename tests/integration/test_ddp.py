@@ -24,9 +24,13 @@ from tests.integration.matrix import MODULES, PRECISIONS, STRATEGIES
 TWO_PROCESSES = [name for name in STRATEGIES if "ddp" in name]
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 EXACT = {"rtol": 0.0, "atol": 1e-10}  # in float64
-#: Forms of losses, aggregators and accumulation, besides those of `test_ddp_matrix.py`. Instances
-#: come in another order on two processes, which random weights (rgw) would notice.
+#: Forms of losses, aggregators and accumulation. Instances come in another order on two processes,
+#: which random weights (rgw) would notice.
 METHODS: list[tuple[str, Any, str]] = [
+    ("tasks", "upgrad", "batch"),
+    ("tasks", "graddrop", "step"),
+    ("instances", "upgrad", "step"),
+    ("instances", "graddrop", "batch"),
     ("matrix", "upgrad", "batch"),
     ("matrix", "mgda", "step"),
     ("tasks", "rgw", "batch"),

@@ -70,24 +70,6 @@ def test_mean_equals_fabric_itself(precision: str, form: str, aggregator: str) -
     assert_same_weights(actual, expected, **tolerance)
 
 
-def test_differentiating_outside_is_still_refused_by_fabric() -> None:
-    arguments, _ = PRECISIONS["16-mixed"]
-    run = fabric(**arguments())
-    model = run.setup(network())
-    jd.backward(run, (model(torch.ones(2, 5))).square().mean(dim=1), model, "mean")
-    with pytest.raises(RuntimeError, match=r"requires you to call `fabric\.backward"):
-        model(torch.ones(2, 5)).sum().backward()
-
-
-def test_options() -> None:
-    run = fabric()
-    model = run.setup(network())
-    losses = model(torch.ones(4, 5)).square()
-    report = jd.backward(run, losses, model, "mgda", rows="tasks", params="2.*", groups="layer")
-    assert len(report.names) == 3
-    assert report.paths["0.weight"] == "plain"
-
-
 def test_nonfinite() -> None:
     run = fabric()
     model = run.setup(network())
@@ -121,14 +103,3 @@ def test_a_balancer_is_the_loop_with_its_weights(precision: Any) -> None:
     tolerance = 1e-5 if precision == "32-true" else 5e-2
     found = train(fabric(precision=precision), "tasks", resolve("uw"))  # type: ignore[arg-type]
     assert_same_weights(found, loop.net, rtol=tolerance, atol=tolerance)
-
-
-def test_a_balancer_touches_the_given_parameters_only() -> None:
-    made = fabric()
-    model = made.setup(network())
-    x, y = next(iter(batches()))
-    losses = list((model(x) - y).square().mean(dim=0))
-    head = list(model.module[2].parameters())
-    jd.backward(made, losses, head, "gls")
-    assert all(p.grad is not None for p in head)
-    assert all(p.grad is None for p in model.module[0].parameters())

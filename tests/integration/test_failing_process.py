@@ -227,23 +227,7 @@ def test_every_bit_counts(dtype: torch.dtype) -> None:
     assert int(checksum(torch.ones(3, 5).to(dtype).T)) in sums  # the layout does not matter
 
 
-def test_long_tensors_are_looked_at_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_jd.core.processes._replicas._BLOCK", 4)
-    swapped = torch.arange(12.0)
-    swapped[[0, 4]] = swapped[[4, 0]]  # the same place in two blocks
-    assert int(checksum(torch.arange(12.0))) != int(checksum(swapped))
-
-
 @pytest.mark.parametrize("every", [-1, 1.5, True])
 def test_the_number_of_steps_is_checked(every: Any) -> None:
     with pytest.raises(ArgumentError, match="`check_replicas` must be a number of steps, or 0"):
         JacobianDescent(check_replicas=every)
-
-
-def test_alone_there_is_nobody_to_tell() -> None:
-    error = ValueError("Connection closed by peer")
-    _roll_call.report_failure(error, torch.device("cpu"))
-    _roll_call.check_peers(torch.device("cpu"))
-    check_replicas([("a", torch.ones(1))])
-    assert str(error) == "Connection closed by peer"
-    assert timedelta(seconds=SOON) < _roll_call.PATIENCE  # or the tests above prove less

@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.tuner import Tuner
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -89,34 +89,6 @@ def test_nothing_stays_patched_after_an_interrupt() -> None:
     assert not patched(run)
 
 
-@pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint:UserWarning")
-def test_nothing_stays_patched_after_an_error_in_the_lr_finder() -> None:
-    run = trainer(callbacks=[JacobianDescent()])
-    module = Failing(ZeroDivisionError("on purpose"), "on_train_batch_end")
-    with pytest.raises(ZeroDivisionError):
-        Tuner(run).lr_find(module, batches(), num_training=5)
-    assert not patched(run)
-
-
-def test_another_trainer_is_not_touched() -> None:
-    other = trainer()
-    classes = {name: getattr(type(other.strategy), name) for name in WRAPPED}
-    fit(Regression(), callbacks=[JacobianDescent()])
-    assert not patched(other)
-    assert classes == {name: getattr(type(other.strategy), name) for name in WRAPPED}
-
-
-def test_validation_and_test_are_not_touched() -> None:
-    class Evaluated(Regression):
-        def validation_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-            return self.errors(batch).mean()
-
-    run, module = trainer(callbacks=[JacobianDescent()]), Evaluated()
-    run.validate(module, batches(), verbose=False)
-    assert not patched(run)
-    run.fit(module, batches(), batches())
-
-
 class Recorder(L.Callback):
     """Writes down the hooks that are called, and whether gradients are there."""
 
@@ -171,16 +143,6 @@ def test_two_fits_in_a_row_equal_two_fresh_ones(surface: str) -> None:
         assert_same_weights(module, fresh, rtol=0, atol=0)
 
 
-def test_a_fit_that_is_continued_keeps_its_state() -> None:
-    whole, parts = Regression(), Regression()
-    fit(whole, callbacks=[JacobianDescent("rgw")], max_epochs=4)
-    run = trainer(callbacks=[JacobianDescent("rgw")], max_epochs=2)
-    run.fit(parts, batches())
-    run.fit_loop.max_epochs = 4
-    run.fit(parts, batches())
-    assert_same_weights(parts, whole, rtol=0, atol=0)
-
-
 class Tuned(Regression):
     def __init__(self, form: Any = "instances") -> None:
         super().__init__(form)
@@ -222,23 +184,3 @@ def test_batch_size_scaling() -> None:
     assert not patched(run)
     state = run.callbacks[0].state_dict()
     torch.testing.assert_close(state["aggregator"], start["aggregator"], rtol=0, atol=0)
-
-
-@pytest.mark.slow
-def test_batch_size_finder_in_a_fit() -> None:
-    callback = JacobianDescent("upgrad")
-    finder = BatchSizeFinder(steps_per_trial=1, max_trials=2, init_val=2)
-    module = Tuned()
-    trainer(callbacks=[callback, finder]).fit(module)
-    assert finder.optimal_batch_size > 2
-    assert len(callback.report.names) == finder.optimal_batch_size
-    assert moved(module, Tuned())
-
-
-def test_the_last_report_is_available() -> None:
-    callback = JacobianDescent("upgrad")
-    assert callback.report is None
-    fit(Regression("tasks"), callbacks=[callback])
-    assert callback.report.names == ("a", "b", "c")
-    assert callback.report.gramian.shape == (3, 3)
-    assert callback.report.weights.shape == (3,)

@@ -176,17 +176,3 @@ def test_every_update_of_a_batch_is_reported_and_logged(module: Any, names: Any)
     assert {f"{names[0]}/real", f"{names[1]}/1"} <= members.keys()
     assert page.run.cosines is not None
     assert len(page.run.cosines.names) == 4
-
-
-def test_a_single_update_needs_no_name() -> None:
-    class Single(Players):
-        def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
-            optimizer, _ = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(self.critic_losses(*batch))
-            optimizer.step()
-
-    callback = JacobianDescent("upgrad", log={"every_n_steps": 1})
-    found = fit(Single(), callbacks=[callback]).callback_metrics
-    assert tuple(callback.reports) == ("",)
-    assert "jd/conflict_rate" in found

@@ -5,12 +5,14 @@ from typing import Any
 
 import lightning.pytorch as L
 import pytest
+from torch import Tensor
 
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces import JacobianDescent, JDStrategy
 from lightning_jd.surfaces._support import REFUSED
 from tests.helpers.lightning import Regression, assert_same_weights, batches, fit, moved
-from tests.integration.matrix import END, MODULES, PRECISIONS, START, STRATEGIES, table, write
+from tests.integration.features import FEATURES, Feature
+from tests.integration.matrix import END, MODULES, PRECISIONS, START, STRATEGIES, table
 
 ONE_DEVICE = [name for name, processes in STRATEGIES.items() if processes == 1]
 
@@ -45,13 +47,54 @@ def test_refused_cell(name: str) -> None:
         fit(Regression("tasks"), strategy=fake(), callbacks=[JacobianDescent()])
 
 
-def test_the_table_is_written_between_the_markers(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"above\n{START}\nold\n{END}\nbelow\n")
-    write(page)
-    assert page.read_text() == f"above\n{START}\n{table()}\n{END}\nbelow\n"
-
-
 def test_the_table_of_the_page_is_up_to_date() -> None:
     page = (Path(__file__).parents[2] / "docs" / "limits.md").read_text(encoding="utf-8")
     assert f"{START}\n{table()}\n{END}" in page
+
+
+# --- Mean, and a single objective, give the weights of plain Lightning, whatever the Trainer does
+
+
+SLOW = pytest.mark.slow
+FORMS = {"instances": "mean", "tasks": "mean", "single": "upgrad"}
+
+
+def run(feature: Feature, form: str, aggregator: str | None) -> object:
+    module = feature.module(form)
+    arguments = feature.trainer()
+    if aggregator is not None:
+        arguments["callbacks"] = [JacobianDescent(aggregator), *arguments.get("callbacks", [])]
+    fit(module, batches(), **arguments)
+    return module
+
+
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=() if form == "tasks" else SLOW) for form in FORMS]
+)
+@pytest.mark.filterwarnings("ignore:Gradients must be linear:RuntimeWarning")
+@pytest.mark.parametrize("name", FEATURES)
+def test_equal_to_plain_training(name: str, form: str) -> None:
+    feature = FEATURES[name]
+    expected = run(feature, "scalar", None)
+    actual = run(feature, form, FORMS[form])
+    assert moved(actual, feature.module(form))
+    assert_same_weights(actual, expected, **feature.tolerance)
+
+
+class Summed(Regression):
+    """Plain training of the sum of the losses; some gradients may be divided."""
+
+    def __init__(self, divided: float = 1.0) -> None:
+        super().__init__("tasks")
+        for parameter in self.net[0].parameters():
+            parameter.register_hook(lambda gradient: gradient / divided)
+
+    def in_form(self, errors: Tensor) -> Tensor:
+        return sum(super().in_form(errors)["loss"].values())
+
+
+def test_with_a_selection_sum_is_plain_training_of_the_sum() -> None:
+    module, plain = Regression("tasks"), Summed()
+    fit(module, callbacks=[JacobianDescent("sum", params="net.0.*")])
+    fit(plain)
+    assert_same_weights(module, plain)

@@ -15,7 +15,7 @@ import torch
 from lightning_jd.aggregators import Method, available, resolve
 from lightning_jd.aggregators._memory import Stateful
 from lightning_jd.errors import ArgumentError
-from lightning_jd.surfaces import JacobianDescent, JDReport
+from lightning_jd.surfaces import JacobianDescent
 from tests.helpers.lightning import (
     Regression,
     ResumableLoader,
@@ -30,46 +30,11 @@ from tests.integration.test_checkpoints import KillAfter, KilledError, saving
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:.*add the following callbacks. \[.ModelCheckpoint"),
-    pytest.mark.filterwarnings("ignore::UserWarning:cvxpy"),  # of what TorchJD asks it
-    pytest.mark.filterwarnings("ignore:You are solving a parameterized problem"),
 ]
 
 METHODS: dict[str, type[Method]] = available()
 STATEFUL = sorted(name for name, cls in METHODS.items() if issubclass(cls, Stateful))
 RANDOM = ["graddrop", "pcgrad", "rgw", "rlw"]
-
-
-def theirs() -> dict[str, Any]:
-    """Every class of TorchJD that aggregates, with arguments for three tasks."""
-    from torchjd import aggregation as torchjd
-
-    arguments: dict[str, tuple[Any, ...]] = {
-        "CAGrad": (0.5,),
-        "CAGradWeighting": (0.5,),
-        "Constant": (torch.ones(3),),
-        "ConstantWeighting": (torch.ones(3),),
-        "CRMOGMWeighting": (torchjd.UPGradWeighting(),),
-        "FairGrad": (1.0,),
-        "FairGradWeighting": (1.0,),
-        "Krum": (0,),
-        "KrumWeighting": (0,),
-        "NashMTL": (3,),
-        "TrimmedMean": (1,),
-    }
-    abstract = ("Aggregator", "GramianWeightedAggregator", "WeightedAggregator", "Weighting")
-    without_cvxpy = ("CAGrad", "CAGradWeighting", "NashMTL")
-    missing = () if _has_cvxpy() else without_cvxpy
-    names = [name for name in torchjd.__all__ if name not in (*abstract, *missing)]
-    return {name: partial(getattr(torchjd, name), *arguments.get(name, ())) for name in names}
-
-
-def _has_cvxpy() -> bool:
-    try:
-        import cvxpy  # noqa: F401
-        import ecos  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def form(method: Method) -> str:
@@ -85,20 +50,6 @@ def data() -> ResumableLoader:
     return ResumableLoader(batches().dataset, batch_size=4)
 
 
-def killed_and_resumed(make: Any, step: int, folder: Path, **options: Any) -> None:
-    def arguments() -> dict[str, Any]:
-        return {"callbacks": [JacobianDescent(make(), **options)]}
-
-    whole, killed, resumed = (module(resolve(make())) for _ in range(3))
-    fit(whole, data(), **arguments())
-    with pytest.raises(KilledError):
-        fit(killed, data(), **saving(folder, arguments(), KillAfter(step)))
-    torch.manual_seed(step)  # what the rest of the program draws does not matter
-    fit(resumed, data(), ckpt_path=folder / f"step={step}.ckpt", **arguments())
-    assert_same_weights(resumed, whole, rtol=0, atol=0)
-    assert moved(whole.net, network())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", [None, "layer"])
 @pytest.mark.parametrize("name", [*STATEFUL, *RANDOM])
@@ -107,33 +58,25 @@ def test_killed_and_resumed_equals_uninterrupted(
 ) -> None:
     if name == "weightsevery" and groups:
         return  # it refuses them
-    killed_and_resumed(lambda: resolve(name), 1 + len(name) % 9, tmp_path, groups=groups)
 
+    def arguments() -> dict[str, Any]:
+        return {"callbacks": [JacobianDescent(name, groups=groups)]}
 
-@pytest.mark.slow
-@pytest.mark.parametrize("groups", [None, "layer"])
-def test_objects_of_torchjd_resume_too(groups: str | None, tmp_path: Path) -> None:
-    pytest.importorskip("torchjd")
-    for i, (name, make) in enumerate(theirs().items()):
-        torch.manual_seed(0)
-        seeded = _seeded(make)
-        killed_and_resumed(seeded, 1 + i % 9, tmp_path / name, groups=groups)
-
-
-def _seeded(make: Any) -> Any:
-    def build() -> Method:
-        torch.manual_seed(7)  # the stream of a wrapped object begins with the seed of torch
-        return resolve(make())
-
-    return build
+    step = 1 + len(name) % 9
+    whole, killed, resumed = (module(resolve(name)) for _ in range(3))
+    fit(whole, data(), **arguments())
+    with pytest.raises(KilledError):
+        fit(killed, data(), **saving(tmp_path, arguments(), KillAfter(step)))
+    torch.manual_seed(step)  # what the rest of the program draws does not matter
+    fit(resumed, data(), ckpt_path=tmp_path / f"step={step}.ckpt", **arguments())
+    assert_same_weights(resumed, whole, rtol=0, atol=0)
+    assert moved(whole.net, network())
 
 
 @pytest.mark.slow
 def test_a_second_fit_is_the_first_one_again() -> None:
-    makes = {name: partial(resolve, name) for name in [*STATEFUL, *RANDOM]}
-    makes |= {name: _seeded(make) for name, make in theirs().items()}
-    for name, make in makes.items():
-        callback = JacobianDescent(make())
+    for name in [*STATEFUL, *RANDOM]:
+        callback = JacobianDescent(name)
         runs = []
         for _ in range(2):
             runs.append(module(callback.settings.aggregator))
@@ -199,15 +142,6 @@ def test_dwa_hears_of_epochs() -> None:
     assert float(weights.max() - weights.min()) > 1e-3
 
 
-def test_micro_batches_are_two_samples() -> None:
-    callback = JacobianDescent("modo", accumulation="step")
-    run = Regression("tasks")
-    fit(run, callbacks=[callback], accumulate_grad_batches=2)
-    assert callback.report is not None
-    assert len(callback.report.names) == 6
-    assert moved(run.net, network())
-
-
 @pytest.mark.parametrize("name", ["uw", "gls", "gradnorm", "dbmtl"])
 def test_with_step_accumulation_a_method_sees_the_losses_of_the_whole_step(name: str) -> None:
     pieces, whole = Regression("tasks", lr=0.05), Regression("tasks", lr=0.05)
@@ -234,43 +168,6 @@ def test_a_method_that_skips_a_loss_keeps_the_state_of_its_task() -> None:
     assert counts == {"a": 12.0, "b": 10.0, "c": 12.0}
 
 
-def test_a_step_that_is_repeated_counts_once() -> None:
-    class Sometimes(Regression):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            found = super().training_step(batch, batch_idx)
-            if batch_idx == 0:
-                found["loss"]["b"] = found["loss"]["b"] * torch.nan
-            return found
-
-    callback = JacobianDescent({"name": "weightsevery", "n": 2}, nonfinite="skip")
-    with pytest.warns(RuntimeWarning, match="'b' of the objectives were NaN"):
-        fit(Sometimes("tasks"), callbacks=[callback], limit_train_batches=3, max_epochs=1)
-    assert callback.settings.aggregator.state_dict()["_extra_state"]["turns"] == 3
-    assert callback.report is not None
-    assert callback.report.gramian is not None  # the third step computes weights again
-
-
-def test_every_surface_takes_a_balancer() -> None:
-    from lightning_jd.surfaces import JDModuleMixin, JDStrategy
-
-    class Flagged(JDModuleMixin, Regression):
-        jacobian_descent = "famo"
-
-    runs = [Flagged("tasks"), Regression("tasks"), Regression("tasks")]
-    fit(runs[0])
-    fit(runs[1], strategy=JDStrategy("famo"))
-    fit(runs[2], callbacks=[JacobianDescent("famo")])
-    for run in runs[1:]:
-        assert_same_weights(run, runs[0], rtol=0, atol=0)
-
-
-def test_the_report_shows_the_weights_of_a_balancer(tmp_path: Path) -> None:
-    callbacks = [JacobianDescent("uw", log=True), JDReport(str(tmp_path), every_n_steps=1)]
-    run = fit(Regression("tasks"), callbacks=callbacks, log_every_n_steps=1)
-    assert "jd/weight/a" in run.callback_metrics
-    assert "Weight of each objective" in (tmp_path / "jd_report.html").read_text()
-
-
 def _half(rank: int) -> Any:
     """The share of one of two processes in every batch."""
     own = [i for i in range(24) if i // 2 % 2 == rank]
@@ -282,7 +179,7 @@ def _half(rank: int) -> Any:
 def _two_processes(rank: int, folder: Path, name: str, epochs: int = 2) -> None:
     from lightning.pytorch.strategies import DDPStrategy
 
-    method = _seeded(theirs()[name])() if name in theirs() else resolve(name)
+    method = resolve(name)
     run = Regression(form(method), lr=0.05)  # type: ignore[arg-type]
     fitted = fit(
         run,
@@ -367,18 +264,6 @@ def test_one_process_continues_the_run_of_two(name: str, tmp_path: Path) -> None
     assert_same_weights(resumed, alone, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["CRMOGMWeighting", "ExcessMTL", "PCD", "UPGrad"])
-def test_torchjd_on_two_processes(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("torchjd")
-    run_in_two_processes(partial(_two_processes, name=name), tmp_path)
-    alone = Regression("tasks", lr=0.05)
-    fit(alone, callbacks=[JacobianDescent(_seeded(theirs()[name])())])
-    found = torch.load(tmp_path / "net.pt")
-    for key, value in alone.net.state_dict().items():
-        torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4)
-
-
 def _by_hand(weighting: Any) -> dict[str, torch.Tensor]:
     """Two epochs on the whole batches: rows by autograd in float64, weights by TorchJD."""
     net = network().double()
@@ -423,13 +308,6 @@ def _loaded(state: dict[str, torch.Tensor]) -> torch.nn.Module:
     return net
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["MoDoWeighting", "GradVac", "Random"])
-def test_replicas_stay_equal_on_two_processes(name: str, tmp_path: Path) -> None:
-    run_in_two_processes(partial(_two_processes, name=name), tmp_path)  # replicas are compared
-    assert (tmp_path / "net.pt").is_file()
-
-
 def test_cheaper_weights_are_arguments_of_every_surface() -> None:
     from lightning_jd.aggregators import FromFeatures, WeightsEvery
     from lightning_jd.surfaces import JDModuleMixin, JDStrategy
@@ -447,34 +325,6 @@ def test_cheaper_weights_are_arguments_of_every_surface() -> None:
     for run in runs[1:]:
         assert_same_weights(run, runs[0], rtol=0, atol=0)
     assert moved(runs[0].net, network())
-
-
-@pytest.mark.parametrize("where", ["features", "0", "activation"])
-def test_fabric_and_backward_take_weights_from_features(where: str) -> None:
-    from lightning.fabric import Fabric
-
-    import lightning_jd
-    from lightning_jd.surfaces.fabric import backward
-
-    found = []
-    for with_fabric in (False, True):
-        net = network()
-        fabric = Fabric(accelerator="cpu", devices=1)
-        model = fabric.setup(net) if with_fabric else net
-        x, y = next(iter(batches()))
-        z, last = net[:-1](x), net[-1]
-        outs = [z @ last.weight[k] + last.bias[k] for k in range(3)]
-        losses = [(out - y[:, k]).square().mean() for k, out in enumerate(outs)]
-        weights_from = z if where == "activation" else where
-        if with_fabric:
-            backward(fabric, losses, model, "upgrad", weights_from=weights_from)
-        else:
-            report = lightning_jd.backward(losses, net, "upgrad", weights_from=weights_from)
-            assert set(report.paths.values()) == {"features"}
-        found.append([p.grad for p in net.parameters()])
-    for a, b in zip(*found, strict=True):
-        assert a is not None
-        assert torch.equal(a, b)
 
 
 def test_weights_that_cannot_be_cheaper_are_refused() -> None:

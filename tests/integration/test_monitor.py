@@ -10,12 +10,11 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
-from torch import Tensor
 
 from lightning_jd.errors import ArgumentError
 from lightning_jd.metrics import conflict_summary
 from lightning_jd.surfaces import JacobianDescent, JDReport
-from tests.helpers.lightning import ManualRegression, Regression, batches, fit
+from tests.helpers.lightning import Regression, fit
 from tests.helpers.two_processes import run_in_two_processes
 
 SCALARS = {
@@ -79,18 +78,6 @@ def test_csv_holds_the_metrics_of_the_reports() -> None:
         assert 0 < float(row["jd/weights_time_share"]) <= float(row["jd/time_share"]) <= 1
 
 
-def test_losses_are_those_of_the_training_step() -> None:
-    class Remembers(Regression):
-        def in_form(self, errors: Tensor) -> Any:
-            self.seen.append(errors.detach().mean(dim=0).tolist())
-            return super().in_form(errors)
-
-    module = Remembers("tasks")
-    for row in logged(module=module):
-        losses = [float(row[f"jd/loss/{task}"]) for task in "abc"]
-        assert losses == pytest.approx(module.seen[int(row["step"])])
-
-
 @pytest.mark.slow
 def test_tensorboard_events_are_read_back() -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -119,19 +106,6 @@ def test_instances_are_not_logged_one_by_one(form: str) -> None:
     assert not any(name.startswith(("jd/weight/", "jd/loss/", "jd/norm/")) for name in columns)
 
 
-def test_the_mean_shows_its_conflicts() -> None:
-    for row in logged(aggregator="mean"):
-        assert float(row["jd/similarity_to_mean"]) == pytest.approx(1)
-        assert row["jd/violation_share"] == row["jd/mean_violation_share"]
-
-
-def test_a_method_without_weights_is_measured_by_its_update() -> None:
-    row = logged(aggregator="graddrop")[0]
-    assert "jd/similarity_to_mean" in row
-    assert "jd/weight_entropy" not in row
-    assert "jd/weight/a" not in row
-
-
 def test_groups_are_logged_on_request() -> None:
     log = {"every_n_steps": 2, "per_group": True}
     row = logged(groups="layer", log=log)[0]
@@ -140,36 +114,11 @@ def test_groups_are_logged_on_request() -> None:
     assert not any(name.startswith("jd/group/") for name in logged(log=log)[0])
 
 
-@pytest.mark.parametrize("form", ["tasks", "instances"])
-def test_manual_optimization_is_logged(form: str) -> None:
-    assert set(logged(module=ManualRegression(form))[0]) >= SCALARS
-
-
-def test_only_the_last_micro_batch_of_a_step_is_logged() -> None:
-    rows = logged(log={"every_n_steps": 1}, accumulate_grad_batches=2)
-    assert [int(row["step"]) for row in rows] == list(range(6))
-
-
-def test_a_scalar_loss_is_not_logged_with_the_last_update() -> None:
-    class Sometimes(Regression):
-        def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
-            errors = self.errors(batch)
-            return errors.mean() if batch_idx % 2 else self.in_form(errors)
-
-    rows = logged(module=Sometimes("tasks"), log={"every_n_steps": 1}, max_epochs=1)
-    assert [int(row["step"]) for row in rows] == [0, 2, 4]
-
-
 def test_nothing_is_logged_unless_asked_for() -> None:
     logger = CSVLogger("runs")
     run = fit(Regression("tasks"), callbacks=[JacobianDescent()], logger=logger)
     assert not any(name.startswith("jd/") for name in run.callback_metrics)
     assert not (Path(logger.log_dir) / "metrics.csv").exists()
-
-
-def test_checkpoints_and_early_stopping_find_the_metrics() -> None:
-    run = fit(Regression("tasks"), callbacks=[JacobianDescent(log={"every_n_steps": 1})])
-    assert float(run.callback_metrics["jd/weight/a"]) > 0
 
 
 def test_the_progress_bar_shows_three_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,28 +166,6 @@ def test_figures_go_to_loggers_with_log_image_and_to_no_others() -> None:
     assert gallery.images == [("jd/history", 6), ("jd/history", 12)]
 
 
-def test_a_task_that_appears_later_is_in_the_figure() -> None:
-    class Growing(Regression):
-        def in_form(self, errors: Tensor) -> Any:
-            loss = super().in_form(errors)["loss"]
-            if self.global_step < 3:
-                loss["c"] = None
-            return {"loss": loss}
-
-    gallery = Gallery()
-    log = {"every_n_steps": 1, "figures": True}
-    fit(Growing("tasks"), callbacks=[JacobianDescent(log=log)], logger=gallery, max_epochs=1)
-    assert [key for key, _ in gallery.images] == ["jd/history", "jd/cosines", "jd/weights"]
-
-
-def test_the_strategy_logs_too() -> None:
-    logger = CSVLogger("runs")
-    from lightning_jd.surfaces import JDStrategy
-
-    fit(Regression("tasks"), strategy=JDStrategy(log={"every_n_steps": 1}), logger=logger)
-    assert set(rows_of(Path(logger.log_dir))[0]) >= SCALARS
-
-
 def test_logging_does_not_change_the_training() -> None:
     modules = [Regression("tasks"), Regression("tasks")]
     for module, log in zip(modules, (False, {"every_n_steps": 1, "figures": True}), strict=True):
@@ -252,15 +179,6 @@ def test_wrong_arguments_are_named() -> None:
         JacobianDescent(log={"every_n_steps": 0})
     with pytest.raises(ArgumentError, match="`log` must be True, False or a dict with some of"):
         JacobianDescent(log={"every": 3})
-
-
-def test_a_thousand_tasks_are_too_many_curves() -> None:
-    class Many(Regression):
-        def in_form(self, errors: Tensor) -> Any:
-            return {"loss": dict(zip(map(str, range(80)), errors.mean().expand(80), strict=True))}
-
-    rows = logged(module=Many("tasks"), data=batches(n=8))
-    assert not any(name.startswith("jd/weight/") for name in rows[0])
 
 
 def log_and_report(rank: int, folder: Path) -> None:

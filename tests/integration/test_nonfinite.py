@@ -16,7 +16,6 @@ from tests.helpers.lightning import (
     batches,
     fit,
     moved,
-    trainer,
 )
 
 BAD_BATCH = 2
@@ -45,17 +44,6 @@ class Exploding(Regression):
             named = losses["loss"]
             return {"loss": {**named, "b": self.spoiled(named["b"])}}
         return torch.stack([losses[0], self.spoiled(losses[1]), *losses[2:]])
-
-
-class ManualExploding(Exploding):
-    __init__ = Exploding.__init__
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
-        return ManualRegression.training_step(self, batch, batch_idx)
-
-    def configure_optimizers(self) -> Any:
-        self.automatic_optimization = False
-        return super().configure_optimizers()
 
 
 @pytest.mark.parametrize("accumulation", ["batch", "step"])
@@ -87,11 +75,6 @@ def test_weights_that_are_not_numbers_name_aggregator_and_batch(form: str) -> No
     with pytest.raises(AggregatorError, match=r"In batch 0 of epoch 0: The aggregator careless"):
         fit(module, callbacks=[JacobianDescent(careless)])
     assert not moved(module, Regression())
-
-
-def test_the_error_comes_from_manual_backward_too() -> None:
-    with pytest.raises(NonFiniteError, match=f"In batch {BAD_BATCH} of epoch 0: Losses.*'b'"):
-        fit(ManualExploding("tasks", "loss"), callbacks=[JacobianDescent("upgrad")])
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
@@ -180,12 +163,3 @@ def test_the_number_is_logged(nonfinite: str) -> None:
     module = Exploding("tasks", "loss") if nonfinite == "skip" else Regression("tasks")
     logged = fit(module, callbacks=[callback]).callback_metrics
     assert logged.get("jd/skipped") == (torch.tensor(2.0) if nonfinite == "skip" else None)
-
-
-@pytest.mark.filterwarnings("ignore:In batch:RuntimeWarning")
-def test_the_number_is_logged_where_nothing_is_left() -> None:
-    callback = JacobianDescent(nonfinite="skip", log={"every_n_steps": 1})
-    run = trainer(callbacks=[callback])
-    with pytest.raises(NonFiniteError, match="nothing was trained"):
-        run.fit(AllBad("tasks"), batches())
-    assert run.callback_metrics["jd/skipped"] == 18

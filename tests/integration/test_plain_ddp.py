@@ -21,7 +21,7 @@ from lightning_jd import Accumulator, backward
 from lightning_jd.errors import SetupError
 from tests.helpers.two_processes import run_in_two_processes
 
-MICRO, BATCH, STEPS = 2, 12, 3
+MICRO, BATCH, STEPS = 2, 12, 2
 
 
 class Net(nn.Module):

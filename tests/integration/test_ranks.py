@@ -14,7 +14,6 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_jd import fabric as jd
-from lightning_jd.errors import ArgumentError
 from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy, JDModuleMixin
 from tests.helpers.lightning import (
     ManualRegression,
@@ -152,11 +151,3 @@ def test_one_process_trains_as_always(cls: type[Regression], accumulation: Any) 
     assert_close(weights(module), weights(plain), **CLOSE)
     assert moved(module.net, network())
     assert callback.report.names == ("0",)
-
-
-@pytest.mark.parametrize(
-    ("form", "got"), [("instances", r"got \(4,\)"), ("tasks", "got dict"), ("list", "got list")]
-)
-def test_several_losses_are_refused(form: Any, got: str) -> None:
-    with pytest.raises(ArgumentError, match=rf"rows='ranks' the loss must be a scalar.*{got}"):
-        fit(Regression(form), callbacks=[JacobianDescent(rows="ranks")])

@@ -5,10 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as L
 import pytest
 import torch
-import torch.nn.functional as F
 from lightning.fabric import Fabric
 from torch import Tensor
 
@@ -143,52 +141,6 @@ def test_accumulation(split: str, accumulation: str) -> None:
     assert_same_weights(ours, theirs, **CLOSE)
 
 
-@pytest.mark.parametrize("split", FORMS)
-@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "16-mixed"])
-@pytest.mark.filterwarnings("ignore:.*GradScaler:UserWarning")
-def test_precision(split: str, precision: str) -> None:
-    from lightning.pytorch.plugins.precision import MixedPrecision
-
-    plugin: dict[str, Any] = {"precision": precision}
-    if precision == "16-mixed":  # a scaler, also on a CPU
-        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-        plugin = {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
-    scalar, parts = FORMS[split]
-    ours, theirs = Written(scalar), Written(parts)
-    data = batches()
-    if precision == "64-true":
-        data.dataset.tensors = tuple(tensor.double() for tensor in data.dataset.tensors)
-    for module, how in ((ours, split), (theirs, None)):
-        if precision == "16-mixed":
-            scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-            plugin = {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
-        fit(module, data, callbacks=[JacobianDescent("upgrad", split=how)], **plugin)
-    assert moved(ours, Regression())
-    tolerance = {"rtol": 2e-2, "atol": 2e-2} if "mixed" in precision else CLOSE
-    assert_same_weights(ours, theirs, **tolerance)
-
-
-@pytest.mark.parametrize("split", FORMS)
-def test_mean_or_sum_is_plain_training(split: str) -> None:
-    scalar, _ = FORMS[split]
-    ours, plain = Written(scalar), Written(scalar)
-    aggregator = "sum" if split == "terms" else "mean"
-    fit(ours, callbacks=[JacobianDescent(aggregator, split=split)])
-    fit(plain)
-    assert_same_weights(ours, plain)
-
-
-@pytest.mark.parametrize("split", FORMS)
-def test_compiled_modules(split: str) -> None:
-    scalar, parts = FORMS[split]
-    torch.compiler.reset()
-    ours, theirs = Written(scalar), Written(parts)
-    callback = JacobianDescent("upgrad", split=split)
-    fit(torch.compile(ours, backend="aot_eager"), batches(n=12), callbacks=[callback])
-    fit(theirs, batches(n=12), callbacks=[JacobianDescent("upgrad")])
-    assert_same_weights(ours, theirs, **CLOSE)
-
-
 class Logging(Written):
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
         errors = self.errors(batch)
@@ -208,20 +160,6 @@ def test_terms_are_called_as_they_are_logged_also_if_one_is_missing() -> None:
     assert {"jd/weight/train/second", "jd/weight/mean_3"} <= found.keys()
 
 
-def test_losses_that_are_not_known_are_not_logged() -> None:
-    class Critic(Written):
-        def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
-            x, y = batch
-            out = self.net(x)
-            return out.mean() + F.mse_loss(out, y)
-
-    callback = JacobianDescent(split="terms", log={"every_n_steps": 1})
-    found = fit(Critic(summed), callbacks=[callback]).callback_metrics
-    assert "jd/weight/mse_loss" in found
-    assert "jd/loss/mse_loss" not in found
-    assert torch.isfinite(found["jd/mean_loss"])
-
-
 @pytest.mark.parametrize(
     ("loss", "split", "message"),
     [
@@ -239,33 +177,11 @@ def test_what_cannot_be_split_is_an_error_in_the_first_batch(
     assert run.fit_loop.batch_idx == 0
 
 
-def test_without_it_the_error_names_it() -> None:
-    with pytest.raises(Exception, match="split='auto'"):
-        fit(Written(summed), callbacks=[JacobianDescent()])
-
-
 def test_wrong_options() -> None:
     with pytest.raises(ArgumentError, match="`split` cannot be combined with rows='ranks'"):
         JacobianDescent(rows="ranks", split="terms")
     with pytest.raises(ArgumentError, match="`split` must be one of 'terms', 'instances', 'auto'"):
         JDStrategy(split="both")
-
-
-def test_the_loss_that_lightning_shows_is_the_scalar() -> None:
-    class Listener(L.Callback):
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
-            shown.append(float(outputs["loss"]))
-
-    shown: list[float] = []
-    expected: list[float] = []
-
-    def remembered(errors: Tensor) -> Tensor:
-        loss = summed(errors)
-        expected.append(loss.item())
-        return loss
-
-    fit(Written(remembered), callbacks=[JacobianDescent(split="terms"), Listener()])
-    assert shown == pytest.approx(expected)
 
 
 def test_a_nan_term_is_named_or_skipped() -> None:

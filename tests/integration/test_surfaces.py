@@ -1,17 +1,26 @@
 """Every way to ask for Jacobian descent does what `lightning_jd.backward` does in a plain loop."""
 
+import ast
+import inspect
+import re
 from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import distribution
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as L
 import pytest
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
+import lightning_jd
 from lightning_jd.aggregators import UPGrad
 from lightning_jd.core import backward
 from lightning_jd.errors import ArgumentError, SetupError
-from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy, JDModuleMixin, JDStrategy
+from lightning_jd.surfaces import JacobianDescent, JDModuleMixin, JDStrategy, _build
+from lightning_jd.surfaces._settings import TakesSettings
+from lightning_jd.surfaces.strategies import AddsCallback, OnOneDevice
 from tests.helpers.lightning import (
     ManualRegression,
     Regression,
@@ -85,20 +94,6 @@ def test_rows_override_the_type_of_the_losses(rows: str) -> None:
     assert len(callback.report.names) == {"tasks": 3, "instances": 4}[rows]
 
 
-def test_only_the_shared_parameters_are_aggregated() -> None:
-    module, loop = Regression("tasks"), Regression("tasks")
-    fit(module, callbacks=[JacobianDescent("upgrad", params="net.0.*")])
-    hand_written(loop, lambda losses: backward(losses, loop, "upgrad", params="net.0.*"))
-    assert_same_weights(module, loop, rtol=1e-5, atol=1e-6)
-
-
-def test_groups_are_aggregated_one_by_one() -> None:
-    module, loop = Regression("instances"), Regression("instances")
-    fit(module, callbacks=[JacobianDescent("mgda", groups="layer")])
-    hand_written(loop, lambda losses: backward(losses, loop, "mgda", groups="layer"))
-    assert_same_weights(module, loop, rtol=1e-5, atol=1e-6)
-
-
 class SometimesMissing(Regression):
     """One task has a loss in every second batch only; it is left out, or None."""
 
@@ -159,11 +154,6 @@ def test_asking_twice_is_an_error(name: str) -> None:
         fit(make("tasks"), **arguments())
 
 
-def test_two_callbacks_are_refused_by_lightning() -> None:
-    with pytest.raises(RuntimeError, match="more than one stateful callback of type `JacobianD"):
-        trainer(callbacks=[JacobianDescent(), JacobianDescent()])
-
-
 @pytest.mark.parametrize("form", ["instances", "matrix", "tasks", "list", "in_dict"])
 def test_a_flag_without_the_mixin_is_never_a_silent_plain_run(form: Any) -> None:
     module = FlaggedWithoutMixin(form)
@@ -193,23 +183,6 @@ def test_a_flag_ends_with_its_module() -> None:
 def test_jd_has_one_device(devices: int) -> None:
     with pytest.raises(SetupError, match=f"one device, got {devices}. Set devices=1, or .*jd_ddp"):
         trainer(strategy="jd", devices=devices)
-
-
-def test_jd_has_one_node() -> None:
-    with pytest.raises(SetupError, match=r"one node, got 2\. Use strategy='jd_ddp'"):
-        trainer(strategy="jd", num_nodes=2)
-
-
-def test_the_strategies_are_those_of_lightning() -> None:
-    assert isinstance(trainer(strategy="jd").strategy, L.strategies.SingleDeviceStrategy)
-    for name in ("jd_ddp", "jd_ddp_spawn", "jd_ddp_fork", "jd_ddp_notebook"):
-        strategy = trainer(strategy=name, devices=2).strategy
-        assert isinstance(strategy, L.strategies.DDPStrategy)
-        assert isinstance(strategy, JDDDPStrategy)
-
-
-def test_a_device_can_be_chosen_by_hand() -> None:
-    assert trainer(strategy=JDStrategy(device="cpu")).strategy.root_device.type == "cpu"
 
 
 class FakeDeepSpeed(L.strategies.SingleDeviceStrategy):
@@ -250,65 +223,6 @@ def test_no_call_of_manual_backward_is_an_error_at_once() -> None:
         fit(Idle("tasks"), callbacks=[JacobianDescent()])
 
 
-@pytest.mark.filterwarnings("ignore:`training_step` returned `None`:UserWarning")
-def test_an_epoch_of_none_is_an_error() -> None:
-    class Silent(Regression):
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            return None
-
-    with pytest.raises(SetupError, match="must return losses, got None in all 6 batches"):
-        fit(Silent("tasks"), callbacks=[JacobianDescent()])
-
-
-@pytest.mark.filterwarnings("ignore:`training_step` returned `None`:UserWarning")
-def test_some_batches_may_be_none() -> None:
-    class Partly(Regression):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return None if batch_idx < 3 else super().training_step(batch, batch_idx)
-
-    module = Partly("tasks")
-    fit(module, callbacks=[JacobianDescent()])
-    assert moved(module, Regression())
-
-
-class Alternating(Regression):
-    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> Any:
-        errors = self.errors(batch)
-        return errors.mean() if batch_idx % 2 else errors.mean(dim=1)
-
-
-def test_a_scalar_passes_through_untouched() -> None:
-    module, plain = Alternating(), Regression("scalar")
-    fit(module, callbacks=[JacobianDescent("mean")])
-    fit(plain)
-    assert_same_weights(module, plain)
-
-
-def test_other_keys_of_the_output_are_kept() -> None:
-    class Listener(L.Callback):
-        outputs: Any = None
-
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *args: Any) -> None:
-            self.outputs = outputs
-
-    listener = Listener()
-    fit(Regression("in_dict"), callbacks=[JacobianDescent(), listener])
-    assert listener.outputs.keys() == {"loss", "extra"}
-    assert listener.outputs["loss"].ndim == 0
-
-
-def test_how_they_look() -> None:
-    assert repr(JacobianDescent("mean")) == "JacobianDescent(Mean())"
-    spelled = JacobianDescent({"name": "cagrad", "c": 0.4}, params="shared", split="auto")
-    assert repr(spelled) == "JacobianDescent(CAGrad(c=0.4), params='shared', split='auto')"
-    assert repr(JDStrategy("mean", groups="layer")) == "JDStrategy(Mean(), groups='layer')"
-
-
-def test_a_wrong_argument_is_blamed_on_the_class_that_was_asked_for() -> None:
-    with pytest.raises(TypeError, match=r"^JacobianDescent\.__init__\(\) got an unexpected"):
-        JacobianDescent(parameters="shared")
-
-
 @pytest.mark.parametrize("params", [None, 3, ["trunk.*", 3]])
 def test_params_are_checked_at_once(params: Any) -> None:
     with pytest.raises(ArgumentError, match=r"`select` \(in Lightning: `params`\) must be 'all'"):
@@ -320,3 +234,95 @@ def test_a_typo_and_shared_instances_speak_of_params() -> None:
         fit(Regression("tasks"), callbacks=[JacobianDescent(params="shraed")])
     with pytest.raises(ArgumentError, match="'shared' parameters are those of several tasks, got"):
         fit(Regression("instances"), callbacks=[JacobianDescent(params="shared")])
+
+
+# --- An argument is written in one file and a strategy in another; every surface follows
+
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
+ARGUMENTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(TakesSettings).parameters.items()
+    if name != "kwargs"
+}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_callback_and_strategies_have_the_same_signature(package: str) -> None:
+    classes = _build.build(package, "somewhere")
+    for name in ("JacobianDescent", "JDStrategy", "JDDDPStrategy"):
+        assert vars(TakesSettings)["__init__"] is classes[name].__init__
+        assert classes[name].__module__ == "somewhere"
+
+
+def test_every_argument_is_documented_for_help_and_in_the_quickstart() -> None:
+    table = re.findall(
+        r"^\| `(\w+)=(.+?)` \|", (ROOT / "docs/quickstart.md").read_text(encoding="utf-8"), re.M
+    )
+    assert {name: ast.literal_eval(default) for name, default in table} == ARGUMENTS
+    shown = inspect.getdoc(lightning_jd.JacobianDescent)
+    assert shown is not None
+    for name in ARGUMENTS:
+        assert re.search(rf"^    {name}: ", shown, re.M), name
+    assert "**kwargs" not in shown
+
+
+def test_an_unknown_argument_is_an_error_that_names_the_class() -> None:
+    with pytest.raises(TypeError, match=r"JacobianDescent.__init__\(\) got .* 'agregator'"):
+        lightning_jd.JacobianDescent(agregator="mean")
+    with pytest.raises(TypeError, match=r"'reg'.*\{'name': 'upgrad', 'reg': 0\.001\}"):
+        lightning_jd.JacobianDescent("upgrad", reg=1e-3)
+
+
+class JDCounting(AddsCallback, OnOneDevice):
+    """A new strategy, as `surfaces/strategies.py` would hold it."""
+
+    strategy_name = "jd_counting"
+    lightning_base = "strategies.SingleDeviceStrategy"
+    steps = 0
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        self.steps += 1
+        return super().optimizer_step(*args, **kwargs)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_new_strategy_is_one_class(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_build, "STRATEGIES", (JDCounting,))
+    built = _build.build(package, __name__)["JDCounting"]
+    base = import_module(f"{package}.strategies").SingleDeviceStrategy
+    assert issubclass(built, base)
+    strategy = built("mgda", params="net.0.*")
+    assert repr(strategy) == "JDCounting(MGDA(), params='net.0.*')"
+    if base is not SingleDeviceStrategy:
+        return  # the Trainer of the tests is that of the other package
+    module, same = Regression("tasks"), Regression("tasks")
+    fit(module, strategy=strategy)
+    fit(same, callbacks=[lightning_jd.JacobianDescent("mgda", params="net.0.*")])
+    assert strategy.steps > 0
+    assert_same_weights(module, same, rtol=0, atol=0)
+
+
+def test_an_argument_reaches_the_callback_from_every_surface() -> None:
+    class Flagged(lightning_jd.JDModuleMixin, Regression):
+        jacobian_descent = {"check_replicas": 7}  # noqa: RUF012
+
+    callbacks = [
+        lightning_jd.JacobianDescent(check_replicas=7),
+        lightning_jd.JDStrategy(check_replicas=7).jacobian_descent,
+        lightning_jd.JDDDPStrategy(check_replicas=7).jacobian_descent,
+        Flagged("tasks").configure_callbacks()[0],
+    ]
+    assert [callback.settings.check_replicas for callback in callbacks] == [7] * 4
+
+
+def test_no_other_file_repeats_an_argument() -> None:
+    """All but `fabric.backward`, a single call, which takes only the arguments it can use."""
+    for path in (ROOT / "lightning_jd/surfaces").glob("*.py"):
+        if path.name in {"_settings.py", "fabric.py"}:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                names = {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
+                assert len(names & ARGUMENTS.keys()) <= 1, f"{path.name}, line {node.lineno}"

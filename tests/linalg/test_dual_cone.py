@@ -1,5 +1,7 @@
 """Projection onto the dual cone: closed forms, certificates on every family, oracles."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from lightning_jd.linalg import dual_cone_residuals, dual_cone_weights, upgrad_weights
+from lightning_jd.linalg import (
+    cagrad_weights,
+    dual_cone_residuals,
+    dual_cone_weights,
+    min_norm_residuals,
+    min_norm_weights,
+    upgrad_weights,
+)
 from tests.helpers.gramians import FAMILIES, RESIDUAL, gramians
 
 REGS = [0.0, 1e-12, 1e-4, 1.0]
@@ -43,14 +52,6 @@ def test_the_example_of_the_paper() -> None:
     assert_close(regularised[0], regularised.new_tensor(0.2929), rtol=0, atol=5e-5)
 
 
-@pytest.mark.parametrize("reg", REGS)
-@pytest.mark.parametrize("solver", ["auto", "batched"])
-def test_one_objective_keeps_its_weight(reg: float, solver: str) -> None:
-    G = torch.tensor([[4.0]], dtype=torch.float64)
-    assert_close(upgrad_weights(G, reg=reg, solver=solver), torch.ones(1, dtype=torch.float64))
-    assert_close(dual_cone_weights(G, 3 * eye(1), reg=reg, solver=solver), 3 * eye(1))
-
-
 @pytest.mark.parametrize("correlation", [-1.0, -0.9, 0.0, 0.5])
 @pytest.mark.parametrize("solver", ["auto", "batched", "quadprog"])
 def test_two_objectives_have_a_closed_form(correlation: float, solver: str) -> None:
@@ -76,21 +77,6 @@ def test_rows_that_do_not_conflict_keep_their_targets_exactly(m: int, solver: st
             assert_close(
                 dual_cone_weights(G, eye(m), reg=reg, solver=solver), eye(m), rtol=0, atol=0
             )
-
-
-@pytest.mark.parametrize("reg", REGS)
-@pytest.mark.parametrize("m", [1, 2, 5, 20, 120])
-def test_without_any_gradient_the_weights_are_the_targets(m: int, reg: float) -> None:
-    G, targets = torch.zeros(m, m, dtype=torch.float64), torch.randn(7, m, dtype=torch.float64)
-    for solver in ("auto", "batched"):
-        assert_close(dual_cone_weights(G, targets, reg=reg, solver=solver), targets, rtol=0, atol=0)
-    assert_close(upgrad_weights(G, reg=reg), torch.full((m,), 1 / m, dtype=torch.float64))
-
-
-def test_an_objective_without_gradient_keeps_its_target_at_reg_0() -> None:
-    G = FAMILIES["zero_rows"](9, 0)
-    weights = dual_cone_weights(G, eye(9), reg=0.0)
-    assert_close(weights[:, ::3], eye(9)[:, ::3], rtol=0, atol=0)
 
 
 # Certificates
@@ -125,24 +111,6 @@ def test_every_gramian_is_solved_exactly(G: Tensor, reg: float, dtype: torch.dty
     certify(G, eye(m), dual_cone_weights(G, eye(m), reg=reg), reg)
 
 
-@EXAMPLES
-@given(G=gramians(), reg=st.sampled_from(REGS), seed=st.integers(0, 99), k=st.integers(1, 9))
-def test_any_target_is_projected_exactly(G: Tensor, reg: float, seed: int, k: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    targets = torch.randn(k, len(G), generator=generator, dtype=torch.float64)
-    certify(G, targets, dual_cone_weights(G, targets, reg=reg), reg)
-
-
-@pytest.mark.parametrize(
-    "family", ["gaussian", "conflicting", "low_rank", "duplicate_rows", "cnn_like"]
-)
-def test_the_direction_conflicts_with_no_row(family: str) -> None:
-    G = FAMILIES[family](24, 3)
-    norms = G.diagonal().sqrt()
-    weights = upgrad_weights(G, reg=0.0)
-    assert (G @ weights / norms).min() >= -1e-10 * (weights * norms).max()
-
-
 # Oracles
 
 
@@ -156,15 +124,6 @@ def test_quadprog_agrees_without_regularisation(family: str) -> None:
     weights = dual_cone_weights(G, eye(12), reg=0.0)
     scaled = weights * d / d[:, None]
     assert_close(scaled, torch.from_numpy(np.stack(rows)), rtol=1e-7, atol=1e-9)
-
-
-@pytest.mark.parametrize("family", ["gaussian", "conflicting", "cnn_like"])
-def test_torchjd_agrees_once_its_regularisation_is_negligible(family: str) -> None:
-    torchjd = pytest.importorskip("torchjd")
-    projector = torchjd.linalg.QuadprogProjector(norm_eps=0.0, reg_eps=1e-12)
-    G = FAMILIES[family](10, 0)
-    expected = torchjd.aggregation.UPGradWeighting(projector=projector)(G)
-    assert_close(upgrad_weights(G, reg=0.0), expected, rtol=1e-7, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -209,14 +168,6 @@ def test_the_scale_of_the_gramian_does_not_matter(family: str) -> None:
             assert_close(weights, upgrad_weights(G, reg=reg), rtol=1e-6, atol=0)
 
 
-def test_only_the_symmetric_part_matters() -> None:
-    G = FAMILIES["conflicting"](9, 0)
-    skew = torch.randn(9, 9, dtype=torch.float64)
-    skew = skew - skew.T
-    for solver in ("auto", "batched"):
-        assert_close(upgrad_weights(G + skew, solver=solver), upgrad_weights(G, solver=solver))
-
-
 @pytest.mark.parametrize("m", [2, 9, 120])
 def test_a_preference_scales_each_projection(m: int) -> None:
     G = FAMILIES["conflicting"](m, 0)
@@ -238,22 +189,6 @@ def test_shape_and_dtype_of_the_answer(m: int, dtype: torch.dtype) -> None:
     assert upgrad_weights(G).dtype == dtype
     assert upgrad_weights(G).shape == (m,)
     assert upgrad_weights(G, torch.ones(m)).dtype == dtype
-
-
-def test_no_target_is_no_weight() -> None:
-    G = FAMILIES["gaussian"](5, 0)
-    for solver in ("auto", "batched"):
-        assert dual_cone_weights(G, torch.zeros(0, 5), solver=solver).shape == (0, 5)
-
-
-def test_the_inputs_are_left_alone() -> None:
-    G = FAMILIES["conflicting"](9, 0)
-    copy, targets = G.clone(), eye(9)
-    for solver in ("auto", "batched"):
-        dual_cone_weights(G, targets, solver=solver)
-        upgrad_weights(G, targets[0], solver=solver)
-    assert_close(G, copy, rtol=0, atol=0)
-    assert_close(targets, eye(9), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("m", [3, 20])
@@ -294,18 +229,37 @@ def test_a_squared_norm_that_underflows_counts_as_no_gradient() -> None:
     assert weights[0, 3] > 1e18
 
 
-def test_a_regularisation_below_the_noise_still_gives_an_answer() -> None:
-    G = FAMILIES["stationary"](40, 0).to(torch.bfloat16)  # eigenvalues down to -1e-2 of the mean
-    for solver in ("auto", "batched"):
-        weights = upgrad_weights(G, reg=1e-4, solver=solver)
-        assert weights.isfinite().all()
-        assert weights.max() < 1e4
+# --- Gramians that real training met: the hardest of several thousand steps, kept as they were
 
 
-def test_a_negative_diagonal_counts_as_no_gradient() -> None:
-    G = FAMILIES["gaussian"](6, 0)
-    G[2], G[:, 2] = 1e-9, 1e-9
-    G[2, 2] = -1e-18
-    for solver in ("auto", "batched"):
-        weights = dual_cone_weights(G, eye(6), reg=0.0, solver=solver)
-        assert_close(weights[:, 2], eye(6)[:, 2], rtol=0, atol=0)
+with np.load(Path(__file__).parent / "data" / "gramians_of_training.npz") as archive:
+    GRAMIANS = {name: torch.from_numpy(archive[name]) for name in archive.files}
+
+
+@pytest.fixture(params=GRAMIANS.values(), ids=GRAMIANS)
+def gramian(request: pytest.FixtureRequest) -> Tensor:
+    G: Tensor = request.param
+    return G
+
+
+@pytest.mark.parametrize("reg", [0.0, 1e-8, 1e-4])
+@pytest.mark.parametrize("solver", ["auto", "batched"])
+def test_the_dual_cone(gramian: Tensor, reg: float, solver: str) -> None:
+    targets = torch.eye(len(gramian))
+    weights = dual_cone_weights(gramian, targets, reg=reg, solver=solver)
+    assert weights.isfinite().all()
+    assert upgrad_weights(gramian, reg=reg, solver=solver).isfinite().all()
+    residuals = dual_cone_residuals(gramian, targets, weights, reg=reg)
+    assert max(float(r.max()) for r in residuals[:3]) <= RESIDUAL[torch.float32]
+
+
+def test_the_least_norm(gramian: Tensor) -> None:
+    residuals = min_norm_residuals(gramian, min_norm_weights(gramian))
+    assert max(map(float, residuals)) <= RESIDUAL[torch.float32]
+
+
+@pytest.mark.parametrize("c", [0.4, 1.0])
+def test_cagrad(gramian: Tensor, c: float) -> None:
+    weights = cagrad_weights(gramian, c)
+    assert weights.isfinite().all()
+    assert weights.min() >= 0

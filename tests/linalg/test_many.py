@@ -1,15 +1,10 @@
 """Many objectives: matrix products do nearly all the work, and what they leave is still solved."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from examples.lab.bench._runs import run_early, run_start
-from lightning_jd.aggregators import DualProj, UPGrad
-from lightning_jd.errors import ArgumentError
 from lightning_jd.linalg import (
     _host,
     _products,
@@ -19,9 +14,6 @@ from lightning_jd.linalg import (
     upgrad_solution,
     upgrad_weights,
 )
-from lightning_jd.linalg._conjugate import ConjugateGradients
-from lightning_jd.linalg._deflation import RANK, Deflation
-from lightning_jd.linalg._guess import DEPTH, EXTRAPOLATED_PENALTY, PENALTY, Guess
 from lightning_jd.linalg._scaling import unit_diagonal
 from tests.helpers.gramians import FAMILIES
 
@@ -69,24 +61,6 @@ def test_the_residual_is_what_it_says(family: str, scale: float, dtype: torch.dt
     )
 
 
-@pytest.mark.parametrize("reg", [0.0, 1e-4])
-@pytest.mark.parametrize("family", ["ill_conditioned", "wild_norms", "cnn_like"])
-def test_hard_gramians_are_solved_too(family: str, reg: float) -> None:
-    G = FAMILIES[family](80, 0)
-    eye = torch.eye(80, dtype=torch.float64)
-    weights, _ = dual_cone_solution(G, eye, reg=reg, tolerance=1e-6)
-    assert reached(G, eye, weights, reg) <= 2e-6  # it is measured in float32
-
-
-@pytest.mark.parametrize("family", ["classes", "gaussian"])
-def test_quadprog_agrees(family: str) -> None:
-    pytest.importorskip("qpsolvers")
-    G = classes(100) if family == "classes" else FAMILIES[family](100, 0)
-    expected = upgrad_weights(G, solver="quadprog")
-    assert_close(upgrad_weights(G, tolerance=1e-6), expected, rtol=1e-4, atol=0)
-    assert_close(upgrad_weights(G), expected, rtol=1e-9, atol=0)
-
-
 def test_the_exact_answer_is_one_argument_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         _products, "_systems_cost_less", lambda positive, bursts: False
@@ -109,107 +83,7 @@ def test_the_answer_is_the_same_every_time() -> None:
     assert torch.equal(upgrad_weights(G), first)
 
 
-@pytest.mark.parametrize("cls", [UPGrad, DualProj])
-def test_an_aggregator_tells_the_residual(cls: type[UPGrad] | type[DualProj]) -> None:
-    aggregator = cls(tolerance=1e-3)
-    assert aggregator.residual is None
-    aggregator.weights(classes(M))
-    assert aggregator.residual is not None
-    assert 0 <= aggregator.residual <= 1e-3
-    aggregator.weights(torch.eye(3))
-    assert aggregator.residual == 0
-
-
-@pytest.mark.parametrize("tolerance", [-1e-6, float("nan"), float("inf")])
-def test_a_tolerance_that_is_none_is_refused(tolerance: float) -> None:
-    for ask in (
-        lambda: upgrad_weights(torch.eye(3), tolerance=tolerance),
-        lambda: UPGrad(tolerance=tolerance),
-    ):
-        with pytest.raises(ArgumentError, match="`tolerance` must be at least 0 and finite"):
-            ask()
-
-
 # The stages
-
-
-@pytest.mark.parametrize("advance", [lambda guess: guess.iterate(1), Guess.extrapolate])
-def test_the_solution_stays_where_it_is(advance: Callable[[Guess], Tensor]) -> None:
-    C = unit("classes", 70)
-    Z = _stages.solve(C, C, 0.0)
-    guess = Guess(C, C)
-    guess.v = torch.where(Z > 0, Z, -(Z @ C + C) / PENALTY).float()
-    before = guess.v.clone()
-    assert_close(advance(guess), before, rtol=1e-4, atol=1e-5)
-
-
-def test_extrapolation_eliminates_eigenvalues() -> None:
-    # All z are positive, so that a round is an affine map; C has DEPTH - 1 different eigenvalues.
-    generator = torch.Generator().manual_seed(0)
-    basis = torch.linalg.qr(torch.randn(60, 60, generator=generator)).Q.double()
-    eigenvalues = torch.linspace(0.2, 5.0, DEPTH - 1, dtype=torch.float64).repeat(60)[:60]
-    C = basis @ eigenvalues.diag() @ basis.T
-    Z = 1 + torch.rand(9, 60, generator=generator).double()
-    guess = Guess(C, -Z @ C)
-    guess.v = guess.v.abs_().add_(1)
-    plain = Guess(C, -Z @ C)
-    plain.v = guess.v.clone()
-    assert_close(guess.extrapolate(), Z.float(), rtol=0, atol=1e-3)
-    assert (plain.iterate(DEPTH) - Z).abs().max() > 0.1
-
-
-@pytest.mark.parametrize("run", [run_start, run_early])
-def test_extrapolation_saves_rounds(run: Callable[[int], Tensor]) -> None:
-    C = unit_diagonal(run(M), 1e-4).C
-    positive = _stages.solve(C, C, 0.0) > 0
-
-    def wrong(v: Tensor) -> int:
-        return int(((v > 0) != positive).sum())
-
-    extrapolated = Guess(C, C, EXTRAPOLATED_PENALTY)
-    extrapolated.iterate(2)
-    for _ in range(3):  # 20 rounds in all
-        extrapolated.extrapolate()
-    assert wrong(extrapolated.v) <= wrong(Guess(C, C).iterate(24))
-
-
-def test_rounds_that_have_converged_stay_finite() -> None:
-    C = torch.eye(5, dtype=torch.float64)
-    guess = Guess(C, torch.zeros_like(C))
-    guess.v = torch.zeros_like(guess.v)
-    assert_close(guess.extrapolate(), torch.zeros(5, 5), rtol=0, atol=0)
-
-
-def test_deflation_divides_large_eigenvalues_out() -> None:
-    C = unit("classes").float()
-    deflation = Deflation(C)
-    inside = (torch.arange(M) % 3 > 0).float()
-    deflation.factorise(inside.expand(M, M))
-    P = inside.nonzero().flatten()
-    plain = torch.linalg.eigvalsh(C[P][:, P].double())
-    inverse = deflation(torch.eye(M) * inside, inside)[P][:, P].double()
-    assert_close(inverse, inverse.T, rtol=1e-3, atol=1e-4)
-    divided = torch.linalg.eigvals(inverse @ C[P][:, P].double()).real
-    assert plain.max() / plain.min() > 50
-    assert divided.min() > 0
-    assert divided.max() / divided.min() < 5
-    assert RANK > 9
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_rows_that_are_left_out_do_not_change_the_others(dtype: torch.dtype) -> None:
-    C = unit("classes").to(dtype)
-    v = Guess(C, C).iterate(12)
-    whole, part = ConjugateGradients(C, C, v), ConjugateGradients(C, C, v)
-    rows = torch.arange(0, M, 2)
-    part.residual()
-    part.keep(rows)
-    whole.residual()
-    for _ in range(2):
-        whole.burst(6)
-        part.burst(6)
-        assert_close(part.residual(), whole.residual()[rows], rtol=1e-2, atol=1e-6)
-    assert_close(part.z, whole.z[rows], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -235,11 +109,3 @@ def test_most_rows_are_solved_by_products(monkeypatch: pytest.MonkeyPatch) -> No
         for dtype, tolerance in ((torch.float32, FLOAT32), (torch.float64, FLOAT64)):
             found = _products.solve_by_products(C.to(dtype), C.to(dtype), tolerance)
             assert len(found.left) <= 0.1 * M, family
-
-
-def test_tiny_eigenvalues_are_left_to_factorisations() -> None:
-    C = unit("quarter_rank")
-    found = _products.solve_by_products(C, C, FLOAT64)
-    assert len(found.left) == M
-    wrong = found.positive != (_stages.solve(C, C, 0.0) > 0)
-    assert wrong.any(dim=1).float().mean() < 0.1

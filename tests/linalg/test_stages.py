@@ -12,14 +12,15 @@ from torch.testing import assert_close
 from lightning_jd.linalg import (
     _arrays,
     _host,
-    _interior,
-    _pivoting,
+    _principal,
     _single,
     _stages,
     dual_cone_weights,
 )
+from lightning_jd.linalg._arrays import Array, Mask
 from lightning_jd.linalg._guess import guess_positive
-from lightning_jd.linalg._scaling import noise_level, to_finite, unit_diagonal
+from lightning_jd.linalg._principal import PrincipalSystems, Shared, shared_set
+from lightning_jd.linalg._scaling import unit_diagonal
 from tests.helpers.gramians import FAMILIES
 
 M = 20
@@ -131,41 +132,6 @@ def test_no_wrong_sign_is_overlooked_when_the_rounds_are_over(
             assert is_solved(C, Z)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_pivoting_reports_the_rows_that_it_leaves(shared: bool) -> None:
-    C = unit_diagonal(FAMILIES["gaussian"](M, 0), 0.0).C
-    empty = torch.zeros(M, M, dtype=torch.bool)
-    _, left = _pivoting.pivot(C, C, empty, shared=shared, rounds=1)
-    conflicting = (C < 0).any(dim=1).nonzero().flatten()
-    assert_close(left, conflicting)
-    _, left = _pivoting.pivot(C, C, empty, shared=shared, rounds=50)
-    assert len(left) == 0
-
-
-def test_single_exchanges_end_a_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pivoting, "PATIENCE", -1)  # only the last wrong entry changes sides
-    C = unit_diagonal(FAMILIES["gaussian"](6, 0), 0.0).C
-    Z, left = _pivoting.pivot(C, C, C > 2, shared=False, rounds=64)
-    assert len(left) == 0
-    assert is_solved(C, Z)
-
-
-def test_batches_are_cut_where_sizes_jump_and_where_memory_ends() -> None:
-    cpu = torch.device("cpu")
-    assert _pivoting._end_of_batch([1, 2, 3, 50, 50], 0, cpu) == 3
-    assert _pivoting._end_of_batch([1, 2, 3, 50, 50], 3, cpu) == 5
-    huge = [1000] * 5
-    assert _pivoting._end_of_batch(huge, 0, cpu) == 1  # at least one, however large
-    assert _pivoting._end_of_batch(huge, 0, torch.device("cuda")) == 5
-
-
-def test_the_interior_point_splits_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    C = unit_diagonal(FAMILIES["gaussian"](M, 0), 0.0).C
-    whole = _interior.interior_point(C, C, tolerance=1e-13)
-    monkeypatch.setattr(_interior, "BATCH", 3 * M**2)
-    assert_close(_interior.interior_point(C, C, tolerance=1e-13), whole, rtol=1e-10, atol=1e-10)
-
-
 # The scale on which all this happens
 
 
@@ -180,20 +146,75 @@ def test_numpy_and_torch_scale_alike(family: str) -> None:
                 assert_close(ours, torch.from_numpy(twin), rtol=1e-12, atol=1e-14)
 
 
-def test_the_shift_is_the_least_that_is_above_the_noise() -> None:
-    C = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)  # eigenvalues 0 and 2
-    assert_close(_stages.least_shift(C, 1e-3), C + 1e-3 * torch.eye(2, dtype=C.dtype))
-    definite = torch.tensor([[1.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
-    assert_close(_stages.least_shift(definite, 1e-3), definite, rtol=0, atol=0)
-    indefinite = torch.tensor([[1.0, -1.1], [-1.1, 1.0]], dtype=torch.float64)  # -0.1: shift by 0.2
-    assert_close(_stages.least_shift(indefinite, 1e-3), indefinite + 0.2 * torch.eye(2).to(C))
+# --- Systems on active sets in NumPy: each against a dense solve of its own
 
 
-def test_the_noise_of_a_dtype() -> None:
-    assert noise_level(torch.float32, 4) == 2 * torch.finfo(torch.float32).eps
+ROWS = 30
 
 
-def test_what_overflows_becomes_the_largest_number() -> None:
-    big = torch.tensor([1e300, -1e300, 1.0], dtype=torch.float64)
-    largest = torch.finfo(torch.float32).max
-    assert to_finite(big, torch.float32).tolist() == [largest, -largest, 1.0]
+def matrix(seed: int = 0) -> Array:
+    rows = np.random.default_rng(seed).standard_normal((ROWS, 2 * ROWS))
+    return rows @ rows.T / (2 * ROWS)
+
+
+def sets(share: float, count: int = ROWS, seed: int = 1) -> Mask:
+    return np.random.default_rng(seed).random((count, ROWS)) < share
+
+
+def expected(C: Array, Q: Array, positive: Mask) -> Array:
+    Z = np.zeros_like(Q)
+    for z, q, inside in zip(Z, Q, positive, strict=True):
+        P = inside.nonzero()[0]
+        z[P] = np.linalg.solve(C[np.ix_(P, P)], -q[P])
+    return Z
+
+
+SHARED = {
+    "none": Shared(None, True, 0.0),
+    "all": Shared(np.ones(ROWS, dtype=bool), True, 0.0),
+    "some": Shared(np.arange(ROWS) % 3 > 0, False, 0.0),
+}
+
+
+@pytest.mark.parametrize("is_upgrad", [True, False])
+@pytest.mark.parametrize("shared", SHARED.values(), ids=SHARED)
+def test_every_shared_set_gives_the_solution(
+    shared: Shared, is_upgrad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_principal, "shared_set", lambda positive: shared)
+    C = matrix()
+    Q = C if is_upgrad else np.random.default_rng(2).standard_normal((11, ROWS))
+    before = C.copy(), Q.copy()
+    first, second = sets(0.6, len(Q)), sets(0.3, len(Q), seed=3)
+    first[0], first[1] = False, True
+    systems = PrincipalSystems(C, Q, first)
+    np.testing.assert_allclose(systems.solve(slice(None), first), expected(C, Q, first), atol=1e-12)
+    rows = np.array([1, 4, 10])
+    np.testing.assert_allclose(
+        systems.solve(rows, second[rows]), expected(C, Q[rows], second[rows]), atol=1e-12
+    )
+    np.testing.assert_array_equal(C, before[0])
+    np.testing.assert_array_equal(Q, before[1])
+
+
+def test_a_matrix_that_is_not_positive_definite_is_an_error() -> None:
+    C = -np.eye(ROWS)
+    with pytest.raises(np.linalg.LinAlgError):
+        PrincipalSystems(C, C, sets(0.5)).solve(slice(None), sets(0.5))
+
+
+def test_the_set_that_leaves_the_least_work_is_shared() -> None:
+    def differ(base: Mask) -> Mask:
+        return base ^ (np.random.default_rng(0).random((200, len(base))) < 0.02)
+
+    m = 200
+    assert shared_set(differ(np.zeros(m, dtype=bool))).inside is None
+    everything = shared_set(differ(np.ones(m, dtype=bool)))
+    assert everything.symmetric
+    assert everything.inside is not None
+    assert everything.inside.all()
+    half = np.arange(m) < m // 2
+    most = shared_set(differ(half))
+    assert not most.symmetric
+    assert most.inside is not None
+    np.testing.assert_array_equal(most.inside, half)

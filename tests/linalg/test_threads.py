@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_jd.errors import NonFiniteError
 from lightning_jd.linalg import (
     _cagrad,
     _dual_cone_host,
@@ -72,19 +71,6 @@ def test_a_program_has_one_thread_and_gives_the_others_back(
     solve()
     assert set(seen[0]) == {1}
     assert counts() == two
-
-
-def test_threads_come_back_after_an_error(two: Counts) -> None:
-    with pytest.raises(NonFiniteError):
-        upgrad_weights(torch.full((40, 40), torch.nan))
-    assert counts() == two
-
-
-@pytest.mark.parametrize("m", [_threads.TINY, _threads.LARGE])
-def test_tiny_and_large_programs_are_left_alone(m: int, two: Counts) -> None:
-    seen = []
-    _threads.by_one_thread(lambda gramian: seen.append(counts()))(torch.eye(m))
-    assert seen == [two]
 
 
 def test_of_two_threads_the_first_one_restores(two: Counts) -> None:

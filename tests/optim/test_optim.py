@@ -14,7 +14,6 @@ from typing_extensions import override
 from lightning_jd import optim
 from lightning_jd.aggregators import GramianAggregator, UPGrad, resolve
 from lightning_jd.errors import ArgumentError
-from lightning_jd.optim._products import inner_products
 from lightning_jd.optim._two_rows import Products, TwoRows
 from tests.helpers.matrices import normal
 
@@ -66,27 +65,6 @@ def test_with_a_sum_it_is_that_of_torch(
     mine, theirs = parameters(), parameters()
     run(getattr(optim, name)(mine, aggregator=aggregator, **arguments), mine, range(12))
     run(getattr(torch.optim, name)(theirs, **arguments), theirs, range(12))
-    for a, b in zip(mine, theirs, strict=True):
-        assert_close(a, b, rtol=1e-10, atol=1e-12)
-
-
-@with_momentum
-def test_groups_have_options_of_their_own(name: str, arguments: dict[str, Any]) -> None:
-    finals = []
-    for module, more in ((optim, {"aggregator": "sum"}), (torch.optim, {})):
-        params = parameters()
-        groups = [{"params": params[:1], "lr": 0.003}, {"params": params[1:], "weight_decay": 0.3}]
-        run(getattr(module, name)(groups, **arguments, **more), params, range(8))
-        finals.append(params)
-    for a, b in zip(*finals, strict=True):
-        assert_close(a, b, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam"])
-def test_a_parameter_without_a_gradient_is_left_alone(name: str) -> None:
-    mine, theirs = parameters(), parameters()
-    run(getattr(optim, name)(mine, aggregator="sum"), mine, range(9), missing=True)
-    run(getattr(torch.optim, name)(theirs), theirs, range(9), missing=True)
     for a, b in zip(mine, theirs, strict=True):
         assert_close(a, b, rtol=1e-10, atol=1e-12)
 
@@ -211,33 +189,6 @@ def test_adam_takes_any_weights_also_zero_and_negative_ones(dtype: torch.dtype) 
         assert_close(flat(params).double(), x, rtol=exact, atol=exact)
 
 
-@pytest.mark.parametrize("name", optim.__all__)
-@pytest.mark.parametrize("aggregator", ["sum", "upgrad"])
-def test_the_layout_of_memory_plays_no_part(name: str, aggregator: str) -> None:
-    arguments: dict[str, Any] = {"momentum": 0.9} if name == "SGD" else {}
-    start, finals = normal(1, 6, 8).reshape(2, 3, 4, 2), []
-    for layout in (torch.contiguous_format, torch.channels_last):
-        p = start.clone().to(memory_format=layout).requires_grad_()
-        optimizer = getattr(optim, name)([p], lr=0.1, aggregator=aggregator, **arguments)
-        for t in range(6):
-            if t == 3:  # a layout that changes, and gradients in another one than parameters
-                p.data = p.data.contiguous(memory_format=torch.channels_last)
-            p.grad = normal(t, 6, 8).reshape(2, 3, 4, 2)
-            optimizer.step()
-        finals.append(p.detach())
-    assert_close(finals[0], finals[1], rtol=1e-12, atol=1e-12)
-
-
-def test_rows_that_agree_are_read_once() -> None:
-    rows = [normal(0, 3, 70000)[0].float()], [normal(0, 3, 70000)[0].float() + 0.1]
-    (agreeing,) = inner_products([rows], only_conflict=True)
-    assert (agreeing.aa, agreeing.bb) == (0, 0)
-    (opposed,) = inner_products([(rows[0], [-rows[1][0]])], only_conflict=True)
-    a, b = rows[0][0].double(), -rows[1][0].double()
-    for found, expected in zip(opposed, (a @ a, a @ b, b @ b), strict=True):
-        assert found == pytest.approx(float(expected), rel=1e-5)
-
-
 @with_momentum
 def test_a_state_dict_continues_it(name: str, arguments: dict[str, Any], tmp_path: Path) -> None:
     whole, first = parameters(), parameters()
@@ -265,20 +216,6 @@ def test_it_continues_the_run_of_torch(name: str, arguments: dict[str, Any]) -> 
     run(after, mine, range(5, 10))
     for a, b in zip(mine, theirs, strict=True):
         assert_close(a, b, rtol=1e-9, atol=1e-12)
-
-
-def test_a_closure_is_called() -> None:
-    x = torch.tensor([2.0], requires_grad=True)
-    optimizer = optim.SGD([x], lr=0.1, momentum=0.9)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = (x**2).sum()
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure).item() == 4.0
-    assert_close(x.detach(), torch.tensor([1.6]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

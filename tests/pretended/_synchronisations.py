@@ -8,8 +8,6 @@ from types import FrameType
 
 from typing_extensions import override
 
-from tests.pretended._operations import note_wait
-
 _PACKAGE = "/lightning_jd/"
 _DEVICE = "/tests/pretended/"
 
@@ -57,7 +55,6 @@ def no_synchronisation() -> Iterator[None]:
 
 def record(kind: str) -> None:
     """Tell all who listen that the host waits."""
-    note_wait(kind)
     if _listeners:
         found = Synchronisation(kind, _line())
         for listener in _listeners:

@@ -6,13 +6,11 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
-from lightning_jd.errors import ArgumentError, SetupError
 from lightning_jd.report import Run, read_run
 from lightning_jd.surfaces import JacobianDescent, JDReport
-from tests.helpers.lightning import ManualRegression, Regression, fit
+from tests.helpers.lightning import Regression, fit
 
 
 def steps(run: Run, name: str = "conflict_rate") -> list[float]:
@@ -42,27 +40,6 @@ def test_the_cost_is_measured_beside_plain_passes(tmp_path: Path) -> None:
     fit(Regression("tasks"), callbacks=[jd_report, JacobianDescent("upgrad")])
     assert steps(jd_report.run, "cost") == [3, 4, 5, 6, 7]
     assert 0.3 < jd_report.run.mean("cost") < 30
-
-
-def test_instances_have_a_mean_loss_and_no_heat_map(tmp_path: Path) -> None:
-    fit(Regression("instances"), callbacks=[JacobianDescent(), JDReport(str(tmp_path), 1)])
-    run = read_run(tmp_path)
-    assert run.cosines is None
-    assert not run.members("loss/")
-    assert run.mean("mean_loss") > 0
-
-
-def test_the_folder_is_the_loggers_unless_given() -> None:
-    logger = CSVLogger("runs")
-    callbacks = [JacobianDescent("mean"), JDReport(every_n_steps=1)]
-    fit(Regression("tasks"), callbacks=callbacks, logger=logger)
-    assert (Path(logger.log_dir) / "jd_report.html").exists()
-
-
-def test_manual_optimization_is_recorded(tmp_path: Path) -> None:
-    module = ManualRegression("tasks")
-    fit(module, callbacks=[JacobianDescent(), JDReport(str(tmp_path), 1)])
-    assert len(steps(read_run(tmp_path))) == 12
 
 
 def test_the_strategy_and_the_flag_are_found(tmp_path: Path) -> None:
@@ -108,13 +85,6 @@ def test_a_resumed_run_continues_its_curves(tmp_path: Path) -> None:
     assert found.cosines.matrix[0] == pytest.approx(expected.cosines.matrix[0])
 
 
-def test_a_new_fit_begins_anew(tmp_path: Path) -> None:
-    jd_report = JDReport(str(tmp_path), 1)
-    for _ in range(2):
-        fit(Regression("tasks"), callbacks=[JacobianDescent(), jd_report], max_epochs=1)
-    assert steps(read_run(tmp_path)) == list(range(6))
-
-
 def test_a_task_that_appears_later_is_in_the_heat_map(tmp_path: Path) -> None:
     class Growing(Regression):
         def in_form(self, errors: Tensor) -> Any:
@@ -138,27 +108,6 @@ def test_reporting_does_not_change_the_training(tmp_path: Path) -> None:
         assert torch.equal(a, b)
 
 
-def test_without_jacobian_descent_there_is_nothing_to_report() -> None:
-    with pytest.raises(SetupError, match="JDReport requires Jacobian descent"):
-        fit(Regression("scalar"), callbacks=[JDReport()])
-
-
-def test_a_short_run_leaves_a_page_and_says_where(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("INFO"):
-        callbacks = [JacobianDescent(), JDReport(str(tmp_path))]
-        fit(Regression("tasks"), callbacks=callbacks, max_epochs=1, limit_train_batches=3)
-    assert steps(read_run(tmp_path)) == [0, 1, 2]
-    assert f"JDReport has written {tmp_path / 'jd_report.html'}" in caplog.messages
-
-
-def test_accumulated_batches_count_as_one_step(tmp_path: Path) -> None:
-    callbacks = [JacobianDescent(), JDReport(str(tmp_path))]
-    fit(Regression("tasks"), callbacks=callbacks, max_epochs=1, accumulate_grad_batches=2)
-    assert steps(read_run(tmp_path)) == [0, 1, 2]
-
-
 @pytest.mark.parametrize("kind", ["file", "impossible"])
 def test_a_folder_that_cannot_be_written_is_a_warning_at_the_start(
     kind: str, tmp_path: Path
@@ -171,18 +120,3 @@ def test_a_folder_that_cannot_be_written_is_a_warning_at_the_start(
     with pytest.warns(RuntimeWarning, match="JDReport cannot write to its folder '"):
         run = fit(module, callbacks=[JacobianDescent(), JDReport(folder)])
     assert run.global_step == 12  # the training went on
-
-
-def test_a_disk_that_fills_up_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(Run, "write", full)
-    with pytest.warns(RuntimeWarning, match="No space left on device. The training goes on"):
-        run = fit(Regression("tasks"), callbacks=[JacobianDescent(), JDReport(str(tmp_path))])
-    assert run.global_step == 12
-
-
-def test_wrong_arguments_are_named() -> None:
-    with pytest.raises(ArgumentError, match="`every_n_steps` must be at least 1, got 0"):
-        JDReport(every_n_steps=0)

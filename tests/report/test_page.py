@@ -175,13 +175,6 @@ def test_two_runs_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "upgrad:\n  Is there conflict?" in capsys.readouterr().out
 
 
-def test_a_run_of_0_2_is_read(tmp_path: Path) -> None:
-    content = full_run().to_dict()
-    del content["method"], content["about"]
-    (tmp_path / "jd_run.json").write_text(json.dumps(content))
-    assert read_run(tmp_path) == full_run()
-
-
 def test_what_was_run_is_shown() -> None:
     run = full_run()
     run.about = {"module": NASTY, "seed": "3"}
@@ -189,16 +182,6 @@ def test_what_was_run_is_shown() -> None:
     assert "What was run" in text
     assert "<th>seed</th><td>3</td>" in text
     assert NASTY not in text
-
-
-def test_a_run_that_only_watches_gets_advice() -> None:
-    run = recorded(similarity_to_mean=1.0, mean_violation_share=0.3, violation_share=0.3)
-    run.aggregator = "mean"
-    assert "Try 'upgrad'" in verdict(run)[3].answer
-
-
-def test_the_verdict_names_the_loudest_task() -> None:
-    assert NASTY in verdict(full_run())[1].answer
 
 
 class Elements(HTMLParser):
@@ -239,26 +222,6 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
     assert "never together" in text
 
 
-def test_an_empty_run_is_a_page_without_charts() -> None:
-    assert "<svg" not in page(Run(), "nothing")
-
-
-@pytest.mark.parametrize("value", [0.0, 1e-30, 1e30, -5.0])
-def test_constant_curves_of_any_size_are_drawn(value: float) -> None:
-    text = page(recorded(mean_loss=value), "constant")
-    assert text.count("<polyline") == 1
-    assert "nan" not in text
-
-
-def test_many_tasks_are_cut_off_and_said_so() -> None:
-    run = recorded(**{f"weight/task {i}": 0.1 for i in range(30)})
-    run.cosines = Cosines([f"task {i}" for i in range(30)], [[0.1] * 30] * 30)
-    text = page(run, "many")
-    assert "The first 12 of 30." in text
-    assert text.count("<polyline") == 12
-    assert text.count('class="cell"') == 900
-
-
 def test_the_command_writes_and_says_what_it_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,38 +233,6 @@ def test_the_command_writes_and_says_what_it_found(
     assert "<h1>My run</h1>" in (tmp_path / "other.html").read_text()
 
 
-def test_the_command_line_knows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("jsonargparse")
-    from lightning_jd.cli import main
-
-    assert main(["report", str(tmp_path / "nowhere")]) == 1
-    assert "`run_dir` must be an existing folder" in capsys.readouterr().err
-    full_run().write(tmp_path / "jd_run.json")
-    assert main(["report", str(tmp_path)]) == 0
-    assert (tmp_path / "jd_report.html").exists()
-
-
-def test_text_among_the_numbers_of_a_logger_is_named(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("step,jd/conflict_rate\n0,0.5\n1,high\n")
-    with pytest.raises(ArgumentError, match=r"'jd/conflict_rate' in .* a number, got 'high'"):
-        read_run(tmp_path)
-
-
-def test_missing_columns_are_not_made_up() -> None:
-    answers = [found.answer for found in verdict(recorded(similarity_to_mean=0.5))]
-    assert not any("nan" in answer for answer in answers)
-    assert "cosine to the mean update is 0.500." in answers[3]
-    assert "get worse" not in answers[3]
-
-
-def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    full_run().write(tmp_path / "jd_run.json")
-    with pytest.raises(ArgumentError, match="`output` must be a file that can be written, got '/p"):
-        report(str(tmp_path), "/proc/nowhere/page.html")
-    with pytest.raises(ArgumentError, match="`output` must be a file that can be written"):
-        report(str(tmp_path), str(tmp_path))
-
-
 def test_wrong_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="`run_dir` must be an existing folder, got"):
         read_run(tmp_path / "nowhere")
@@ -310,3 +241,23 @@ def test_wrong_folders_are_named(tmp_path: Path) -> None:
     (tmp_path / "jd_run.json").write_text(json.dumps({"tracks": 3}))
     with pytest.raises(ArgumentError, match="must hold a run that JDReport has written"):
         read_run(tmp_path)
+
+
+def test_two_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """Loggers call each first run ``version_0``."""
+    for method in ("mean", "upgrad"):
+        folder = tmp_path / method / "version_0"
+        folder.mkdir(parents=True)
+        full_run(20).write(folder / "jd_run.json")
+    first, second = (str(tmp_path / method / "version_0") for method in ("mean", "upgrad"))
+    report(first, other=second)
+    text = (tmp_path / "mean" / "version_0" / "jd_report.html").read_text(encoding="utf-8")
+    for name in ("mean/version_0", "upgrad/version_0"):
+        assert f'<h2 class="name">{name}</h2>' in text
+
+
+def test_a_run_of_0_2_is_read(tmp_path: Path) -> None:
+    content = full_run().to_dict()
+    del content["method"], content["about"]
+    (tmp_path / "jd_run.json").write_text(json.dumps(content))
+    assert read_run(tmp_path) == full_run()

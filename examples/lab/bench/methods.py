@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from examples.lab.arguments import spec
 from examples.lab.clock import Clock, interleaved, ratio
 from examples.lab.console import progress_bar
 from examples.lab.device import here, measured_on
@@ -20,11 +21,6 @@ from lightning_jd.aggregators import Method, available, resolve
 from lightning_jd.core import backward
 
 _WIDTHS, _BATCH = (256, 512, 512), 128
-_ARGUMENTS: dict[str, Callable[[int], dict[str, object]]] = {
-    "constant": lambda m: {"weights": [1.0] * m},
-    "krum": lambda m: {"n_byzantine": 0},
-    "trimmedmean": lambda m: {"trim": 0},
-}
 
 
 def methods(
@@ -95,9 +91,7 @@ def measure(
 
     candidates: dict[str, Callable[[], object]] = {"plain": plain}
     for name in names or available():
-        arguments = _ARGUMENTS[name](tasks) if name in _ARGUMENTS else {}
-        method = resolve({"name": name, **arguments})
-        candidates[name] = partial(with_method, method)
+        candidates[name] = partial(with_method, resolve(spec(name, tasks)))
     timings = interleaved(candidates, repeats=repeats, warmup=3, clock=clock)
     plain_steps = timings.pop("plain")
     found = {name: round(ratio(timing, plain_steps), 2) for name, timing in timings.items()}

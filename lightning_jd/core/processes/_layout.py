@@ -44,11 +44,6 @@ def kind_of(objectives: Objectives) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return (objectives.kind,), ()
 
 
-def listed_names(m: int, columns: int) -> tuple[str, ...]:
-    """The names of rows that stand for themselves: instance and task, if there are columns."""
-    return tuple(f"{i // columns}/{i % columns}" if columns else str(i) for i in range(m))
-
-
 class OwnRows(NamedTuple):
     """The rows of one process: where each of them goes, and the factor that it goes there with."""
 
@@ -59,6 +54,11 @@ class OwnRows(NamedTuple):
 @lru_cache(maxsize=64)
 def _all_rows(m: int) -> OwnRows:
     return OwnRows(tuple(range(m)), (1.0,) * m)
+
+
+def listed_names(m: int, columns: int) -> tuple[str, ...]:
+    """The names of m listed rows, ``"instance/task"`` if the number of tasks is known (not 0)."""
+    return tuple(f"{i // columns}/{i % columns}" if columns else str(i) for i in range(m))
 
 
 @dataclass(frozen=True)
@@ -163,13 +163,13 @@ class Layout:
         where, share = self.rows[rank]
         if self.rows[rank] == _all_rows(self.m):
             return weights
-        return weights[_on(weights, where)] * weights.new_tensor(share)
+        return weights[_on(weights, where)] * _factors(weights, share)
 
     def placed(self, values: Tensor, rank: int) -> Tensor:
         r""":math:`S_r v`: one number per row of J from one per row of a process, to be summed."""
         where, share = self.rows[rank]
         placed = values.new_zeros(self.m)
-        return placed.index_add(0, _on(values, where), values * values.new_tensor(share))
+        return placed.index_add(0, _on(values, where), values * _factors(values, share))
 
     def assembled(self, stacked: Tensor) -> Tensor:
         """J from the rows of all processes, one below the other, or some columns of both."""
@@ -177,13 +177,13 @@ class Layout:
             return stacked
         J = stacked.new_zeros(self.m, stacked.shape[1])
         for (where, share), part in zip(self.rows, stacked.split(self.counts), strict=True):
-            J[_on(J, where)] += part * part.new_tensor(share).unsqueeze(1)
+            J[_on(J, where)] += part * _factors(part, share).unsqueeze(1)
         return J
 
     def add_block(self, G: Tensor, block: Tensor, first: int, second: int) -> None:
         r"""Add :math:`S_r B S_s^\top` to a matrix, and its transpose if r is not s."""
         (rows, left), (columns, right) = self.rows[first], self.rows[second]
-        block = block * torch.outer(block.new_tensor(left), block.new_tensor(right))
+        block = block * torch.outer(_factors(block, left), _factors(block, right))
         i, j = _on(G, rows), _on(G, columns)
         G[i.unsqueeze(1), j] += block
         if first != second:
@@ -208,4 +208,10 @@ class Layout:
 
 
 def _on(like: Tensor, positions: Sequence[int]) -> Tensor:
-    return torch.tensor(positions, dtype=torch.long, device=like.device)
+    """Positions on the device of a tensor; the host does not wait for the copy."""
+    return torch.tensor(positions, dtype=torch.long).to(like.device, non_blocking=True)
+
+
+def _factors(like: Tensor, numbers: Sequence[float]) -> Tensor:
+    """Numbers of the type of a tensor, on its device; the host does not wait for the copy."""
+    return torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True)

@@ -72,6 +72,7 @@ class Gathered:
         cuts = {k: self._cuts[k] for k, (name, _) in enumerate(self._named) if name in names}
         return reshard_gradient(self._parts, own, cuts, self._pool, self.like)
 
+    @torch.no_grad()  # saved activations may require a gradient
     def agrees(self, v: Tensor, expected: Tensor, dtype: torch.dtype, *, by_rows: bool) -> bool:
         """Whether a combination of the rows, and the Gramian, match an ordinary pass.
 

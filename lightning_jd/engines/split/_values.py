@@ -26,6 +26,9 @@ _AGAIN: dict[str, Callable[[Any], Tensor]] = {
 #: Operations that take a part of their input.
 _CHOSEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "Select": lambda n, x: x.select(signed(n._saved_dim), signed(n._saved_index)),
+    "Slice": lambda n, x: torch.ops.aten.slice(
+        x, signed(n._saved_dim), signed(n._saved_start), signed(n._saved_end), n._saved_step
+    ),
     "Gather": lambda n, x: x.gather(signed(n._saved_dim), n._saved_index),
     "MaskedSelect": lambda n, x: x[n._saved_mask],
     "Index": lambda n, x: x[tuple(slice(None) if i is None else i for i in n._saved_indices)],

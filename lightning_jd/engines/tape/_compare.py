@@ -45,6 +45,8 @@ _OF_PRODUCTS = 30.0
 _VANISHED = 16.0
 #: Powers of two round alike, these factors do not; and how many times what they show is noise.
 _SCALES, _FEW = (1.0, 0.75, 0.625, 0.875, 1.25), 6.0
+#: Rounding errors that hide other errors, in units of the tolerance.
+_LOUD = 2.0
 #: Deviations from linearity that are rounding, in units of the machine precision.
 _LINEAR = 8.0
 #: Numbers whose length a CPU measures at a time.
@@ -61,7 +63,8 @@ class Mismatch:
     Attributes:
         parameters: Their positions; several if they are only known together.
         what: ``"Gramian"`` or ``"gradient"``; ``"linearity"`` if the ordinary gradient itself is
-            not linear in the losses; ``"program"`` if a program is wrong, and not the rules.
+            not linear in the losses; ``"program"`` if a program is wrong, and not the rules;
+            ``"hook"`` if a hook showed in other parameters.
         error: The error relative to the ordinary gradient.
     """
 
@@ -208,7 +211,7 @@ def mismatches(
     if program is not None:
         compared.append(("program", tuple(chosen), program.G, distance))
     del found, off, program  # the next passes need the memory
-    wrong = []
+    wrong, drowned = [], set[int]()
     for of, parameters, share, distance in compared:
         length = sum(lengths.get(p, 0.0) ** 2 for p in parameters) ** 0.5
         squared = max(0.0, float(in_float64(v) @ in_float64(share) @ in_float64(v)))
@@ -219,6 +222,12 @@ def mismatches(
         if (fault := rounding.fault(*known, noise)) is not None:
             what, error = fault
             wrong.append(Mismatch(parameters, of or what, error / length if length else inf))
+        elif not of and noise > _LOUD * _TOLERANCE[dtype] * length:
+            drowned |= set(parameters)
+    if drowned and bool((v.abs() != 1).any()):
+        # Rows that are mostly rounding count as much as the others in v, and hide them.
+        others = set(chosen) - drowned | set(plain)
+        wrong += mismatches(ledger, v.sign(), ordinary, dtype, others) or ()
     return wrong
 
 
@@ -317,7 +326,7 @@ def report(wrong: Sequence[Mismatch], names: Sequence[str], *, raises: bool) -> 
         GraphError: If it is.
     """
     by_rules = [found for found in wrong if found.what in ("Gramian", "gradient")]
-    others = [found for found in wrong if found not in by_rules]
+    others = [found for found in wrong if found.what in ("linearity", "program")]
     if raises:
         by_rules += [found for found in others if found.what == "linearity"]
     elif clipped := [names[p] for f in others if f.what == "linearity" for p in f.parameters]:

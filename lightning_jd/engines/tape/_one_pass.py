@@ -11,7 +11,7 @@ from typing_extensions import override
 from lightning_jd.engines._hooks import hook_history
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines._parameters import NamedParameters
-from lightning_jd.engines.tape.graph import is_hooked, walk
+from lightning_jd.engines.tape.graph import may_be_hooked, walk
 from lightning_jd.engines.tape.owners import Crossed, Evidence, Owners
 from lightning_jd.engines.tape.plan import Certificates, memory
 from lightning_jd.engines.tape.rules import rule_at
@@ -71,7 +71,7 @@ def one_pass_of(objectives: Objectives, named: NamedParameters, scale: float | T
             or plan.refused.get(position)
         ):
             return OnePass(f"there is no rule for {node.name()}")
-        if any(is_hooked(node, name) for name in rule.saved):
+        if any(may_be_hooked(node, name) for name in rule.saved):
             return OnePass("activations are computed again in the backward pass")
     return OnePass("", certificates)
 

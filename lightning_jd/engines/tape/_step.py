@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from lightning_jd.engines.tape._compare import (
     random_vector,
     report,
 )
+from lightning_jd.engines.tape._parameter_hooks import altered_placements
 from lightning_jd.engines.tape.graph import Graph, holds_functions, walk
 from lightning_jd.engines.tape.plan import Known, Plan, memory
 from lightning_jd.engines.tape.run import (
@@ -216,11 +217,25 @@ class Step:
             v = random_vector(ledger.G, self._spread)
         else:
             v = program.v
-        return mismatches(
-            *(ledger, v, self.request.ordinary_gradients, self._dtype, self._plain),
-            is_linear=self.is_linear,
-            program=program,
+        known = self.request.ordinary_gradients, self._dtype, self._plain
+        if self.is_hooked:
+            return self._mismatches_of_hooks(ledger, v, *known)
+        return mismatches(ledger, v, *known, is_linear=self.is_linear, program=program)
+
+    def _mismatches_of_hooks(self, ledger: Ledger, v: Tensor, *known: Any) -> list[Mismatch] | None:
+        """The same for a graph with hooks, which may clip gradients, or mix instances."""
+        request, plan, plain = self.request, self.plan, self._plain
+        wrong: list[Mismatch] | None = altered_placements(
+            *(self.graph, plan, request.tensors, ledger.shares, request.scale, plain)
         )
+        wrong = wrong or mismatches(ledger, v, *known, is_linear=False)
+        if wrong == []:  # equal signs hide what mixes instances
+            signs = 1 - 2 * (torch.arange(len(v), device=v.device) % 2)
+            wrong = mismatches(ledger, v * signs, *known)
+        if wrong:  # a hook on an activation changes all that is below it
+            found = {p for mismatch in wrong for p in mismatch.parameters}
+            wrong += [Mismatch((p,), "hook", 0.0) for p in sorted(plan.reached - plain - found)]
+        return wrong
 
     @property
     def _dtype(self) -> torch.dtype:

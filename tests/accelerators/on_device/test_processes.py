@@ -1,17 +1,17 @@
 """Two processes with a device each, and between them a group as strict as NCCL.
 
-What is run are the trainings of ``tests/integration``, on the device: they must give the weights of
-one process on the CPU, and the same errors.
+The trainings of ``tests/integration`` must give the weights of one process on the CPU, and the same
+errors.
 """
 
 import warnings
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as L
 import pytest
+import torch
+import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from torch.testing import assert_close
 
@@ -30,14 +30,6 @@ def trainer(**arguments: Any) -> L.Trainer:
     return L.Trainer(**on_device(**{**lightning.QUIET, "max_epochs": 2, **arguments}))
 
 
-def on_the_device(work: Callable[[int, Path], None], rank: int, folder: Path) -> None:
-    lightning.trainer = trainer
-    # Lightning takes every device but a CPU for one of CUDA, with streams of its own.
-    DDPStrategy.determine_ddp_device_ids = lambda self: None
-    warnings.simplefilter("ignore")
-    work(rank, folder)
-
-
 def is_possible(name: str) -> bool:
     """What can be pretended.
 
@@ -48,35 +40,38 @@ def is_possible(name: str) -> bool:
     return not any(word in name for word in impossible)
 
 
-def ddp_runs() -> Runs:
-    return {name: run for name, run in test_ddp.runs().items() if is_possible(name)}
+def runs() -> Runs:
+    ranks = {name: (run, test_ranks.CLOSE) for name, run in test_ranks.runs().items()}
+    return {name: run for name, run in (test_ddp.runs() | ranks).items() if is_possible(name)}
 
 
-def ranks_runs() -> Runs:
-    found = test_ranks.runs()
-    return {name: (run, test_ranks.CLOSE) for name, run in found.items() if is_possible(name)}
-
-
-def check_ddp(rank: int, folder: Path) -> None:
-    check(ddp_runs(), folder)
-
-
-def check_ranks(rank: int, folder: Path) -> None:
-    check(ranks_runs(), folder)
-
-
-@pytest.mark.parametrize(
-    ("runs", "work"),
-    [(ddp_runs, check_ddp), (ranks_runs, check_ranks)],
-    ids=["ddp and jd_ddp", "ranks"],
-)
-def test_two_processes_equal_one(runs: Any, work: Any, tmp_path: Path) -> None:
+def work(rank: int, folder: Path) -> None:
+    refuse_what_nccl_refuses()
+    lightning.trainer = trainer
+    # Lightning takes every device but a CPU for one of CUDA, with streams of its own.
+    DDPStrategy.determine_ddp_device_ids = lambda self: None
     warnings.simplefilter("ignore")
-    expect(runs(), tmp_path)
-    run_on_two_devices(partial(on_the_device, work), tmp_path)
+    check(runs(), folder)
+    in_pieces()
+    differ()
+    test_failing_process.fail_and_tell(rank, folder)
 
 
-def in_pieces(rank: int, folder: Path) -> None:
+def refuse_what_nccl_refuses() -> None:
+    x = torch.arange(1.0, 3.0, device=DEVICE)
+    refused: dict[str, Any] = {
+        "tensors must be on pretended": lambda: dist.all_reduce(torch.ones(2)),
+        "the type must be one of NCCL's": lambda: dist.all_reduce(x.to(torch.int16)),
+        "tensors must be contiguous": lambda: dist.all_reduce(torch.ones(2, 3, device=DEVICE).T),
+        "cannot receive from whoever": lambda: dist.recv(x),
+        "monitored_barrier is only implemented for GLOO": lambda: dist.monitored_barrier(),
+    }
+    for message, ask in refused.items():
+        with pytest.raises((RuntimeError, ValueError), match=message):
+            ask()
+
+
+def in_pieces() -> None:
     """FSDP2 on the device gives the weights of DDP on the device."""
     cut = test_fsdp.shard
     # It would move the parameters itself, in a way that only tensors of one class can.
@@ -91,11 +86,7 @@ def in_pieces(rank: int, folder: Path) -> None:
             assert_close(found, expected, **tolerance, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_parameters_in_pieces_give_the_weights_of_whole_ones(tmp_path: Path) -> None:
-    run_on_two_devices(partial(on_the_device, in_pieces), tmp_path)
-
-
-def differ(rank: int, folder: Path) -> None:
+def differ() -> None:
     """A last bit that differs on one process is noticed, by sums computed on the device."""
     callbacks = [test_failing_process.Touched(), JacobianDescent(check_replicas=4)]
     module, ddp = lightning.Regression("tasks", lr=0.0), test_failing_process.DDP
@@ -103,14 +94,8 @@ def differ(rank: int, folder: Path) -> None:
         lightning.fit(module, lightning.batches(24, 2), callbacks=callbacks, **ddp)
 
 
-@pytest.mark.parametrize(
-    ("work", "mortal"),
-    [
-        (test_failing_process.fail_and_tell, None),
-        (test_failing_process.die, 1),
-        (differ, None),
-    ],
-    ids=["fails", "dies", "differs"],
-)
-def test_a_process_that(work: Any, mortal: int | None, tmp_path: Path) -> None:
-    run_on_two_devices(partial(on_the_device, work), tmp_path, mortal=mortal)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    warnings.simplefilter("ignore")
+    expect(runs(), tmp_path)
+    run_on_two_devices(work, tmp_path)

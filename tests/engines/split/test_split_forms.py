@@ -76,54 +76,14 @@ RIGHT: dict[str, tuple[Form, Form]] = {
         lambda n: F.cross_entropy(n(), Y, WEIGHTS),
         lambda n: F.cross_entropy(n(), Y, WEIGHTS, reduction="none"),
     ),
-    "soft labels": (
-        lambda n: F.cross_entropy(n(), T.softmax(1)),
-        lambda n: F.cross_entropy(n(), T.softmax(1), reduction="none"),
-    ),
-    "smoothed": (
-        lambda n: F.cross_entropy(n(), Y, label_smoothing=0.2),
-        lambda n: F.cross_entropy(n(), Y, label_smoothing=0.2, reduction="none"),
-    ),
-    "mse": (lambda n: F.mse_loss(n(), T), lambda n: squares(n()).mean(1)),
     "mse, sum": (lambda n: F.mse_loss(n(), T, reduction="sum"), lambda n: squares(n()).sum(1)),
-    "l1": (lambda n: F.l1_loss(n(), T), lambda n: (n() - T).abs().mean(1)),
-    "huber": (
-        lambda n: F.huber_loss(n(), T),
-        lambda n: F.huber_loss(n(), T, reduction="none").mean(1),
-    ),
-    "smooth l1": (
-        lambda n: F.smooth_l1_loss(n(), T),
-        lambda n: F.smooth_l1_loss(n(), T, reduction="none").mean(1),
-    ),
     "bce": (
         lambda n: F.binary_cross_entropy(n().sigmoid(), T),
         lambda n: F.binary_cross_entropy(n().sigmoid(), T, reduction="none").mean(1),
     ),
-    "bce with logits": (
-        lambda n: F.binary_cross_entropy_with_logits(n(), T, pos_weight=WEIGHTS),
-        lambda n: F.binary_cross_entropy_with_logits(
-            n(), T, pos_weight=WEIGHTS, reduction="none"
-        ).mean(1),
-    ),
-    "kl": (
-        lambda n: F.kl_div(n().log_softmax(1), T.softmax(1), reduction="batchmean"),
-        lambda n: F.kl_div(n().log_softmax(1), T.softmax(1), reduction="none").sum(1),
-    ),
-    "gaussian": (
-        lambda n: F.gaussian_nll_loss(n(), T, n().exp()),
-        lambda n: F.gaussian_nll_loss(n(), T, n().exp(), reduction="none").mean(1),
-    ),
     "poisson": (
         lambda n: F.poisson_nll_loss(n(), T),
         lambda n: F.poisson_nll_loss(n(), T, reduction="none").mean(1),
-    ),
-    "soft margin": (
-        lambda n: F.soft_margin_loss(n(), T.sign()),
-        lambda n: F.soft_margin_loss(n(), T.sign(), reduction="none").mean(1),
-    ),
-    "multi margin": (
-        lambda n: F.multi_margin_loss(n(), Y),
-        lambda n: F.multi_margin_loss(n(), Y, reduction="none"),
     ),
     "cosine": (
         lambda n: 1 - F.cosine_similarity(n(), T).mean(),

@@ -87,21 +87,12 @@ def quantile(out: Tensor, i: int) -> Tensor:
     return torch.max(0.2 * (i - C) * error, 0.2 * i * error)
 
 
-#: Sums and means by hand, and the vector that they are those of.
+#: Sums and means by hand, and the vector that they are those of; more are in `test_split_forms.py`.
 BY_HAND: dict[str, tuple[Losses, Losses]] = {
-    "mean": (lambda o: entropies(o).mean(), entropies),
     "sum over the batch size": (lambda o: entropies(o).sum() / B, entropies),
     "factors after it": (
         lambda o: 0.3 * entropies(o).mean() / 2 + 1,
         lambda o: 0.15 * entropies(o),
-    ),
-    "batchmean": (
-        lambda o: F.kl_div(o.log_softmax(1), T.softmax(1), reduction="batchmean"),
-        lambda o: F.kl_div(o.log_softmax(1), T.softmax(1), reduction="none").sum(dim=1),
-    ),
-    "two losses": (
-        lambda o: F.cross_entropy(o, Y) + 0.1 * F.mse_loss(o, T),
-        lambda o: entropies(o) + 0.1 * squares(o).mean(dim=1),
     ),
     "a mean and a sum keep their proportion": (
         lambda o: entropies(o).mean() + 0.1 * squares(o).sum(),
@@ -115,25 +106,8 @@ BY_HAND: dict[str, tuple[Losses, Losses]] = {
         lambda o: entropies(o).sum() + squares(o).sum(),
         lambda o: entropies(o) + squares(o).sum(dim=1),
     ),
-    "masked mean": (
-        lambda o: (entropies(o) * ONES).sum() / ONES.sum(),
-        lambda o: entropies(o) * ONES,
-    ),
-    "masked mean of a matrix": (
-        lambda o: (squares(o) * MASK).sum() / MASK.sum(),
-        lambda o: (squares(o) * MASK).sum(dim=1) * B / MASK.sum(),
-    ),
-    "chosen": (lambda o: entropies(o)[ONES > 0].mean(), lambda o: entropies(o) * ONES),
-    "chosen from a matrix": (
-        lambda o: squares(o)[MASK > 0].mean(),
-        lambda o: (squares(o) * MASK).sum(dim=1) * B / MASK.sum(),
-    ),
     "sum, then mean": (
         lambda o: squares(o).sum(dim=1).mean(),
-        lambda o: squares(o).sum(dim=1),
-    ),
-    "mean over the batch, then sum": (
-        lambda o: squares(o).mean(dim=0).sum(),
         lambda o: squares(o).sum(dim=1),
     ),
     "root of each": (
@@ -145,18 +119,6 @@ BY_HAND: dict[str, tuple[Losses, Losses]] = {
         lambda o: -(o.log_softmax(1) * F.one_hot(Y, C)).sum(dim=1).mean(),
         entropies,
     ),
-    "cosine": (
-        lambda o: 1 - F.cosine_similarity(o, T).mean(),
-        lambda o: -F.cosine_similarity(o, T),
-    ),
-    "where": (
-        lambda o: torch.where(T > 0.5, squares(o), squares(o) * 2).mean(),
-        lambda o: torch.where(T > 0.5, squares(o), squares(o) * 2).mean(dim=1),
-    ),
-    "focal": (
-        lambda o: ((1 - (-entropies(o)).exp()) ** 2 * entropies(o)).mean(),
-        lambda o: (1 - (-entropies(o)).exp()) ** 2 * entropies(o),
-    ),
     "quantiles, joined": (
         lambda o: torch.cat([quantile(o, i).unsqueeze(1) for i in range(C)], dim=1).mean(),
         lambda o: torch.stack([quantile(o, i) for i in range(C)], dim=1).mean(dim=1),
@@ -167,10 +129,6 @@ BY_HAND: dict[str, tuple[Losses, Losses]] = {
     ),
     "the mean of a layer": (lambda o: -o.mean(), lambda o: -o.mean(dim=1)),
     "the mean of a slice of a layer": (lambda o: o[:, 1].mean(), lambda o: o[:, 1]),
-    "poisson": (
-        lambda o: F.poisson_nll_loss(o, T),
-        lambda o: F.poisson_nll_loss(o, T, reduction="none").mean(dim=1),
-    ),
     "flattened": (
         lambda o: F.mse_loss(o.reshape(-1), T.reshape(-1)),
         lambda o: squares(o).mean(dim=1),
@@ -236,38 +194,6 @@ def test_it_costs_what_the_vector_costs(name: str) -> None:
             loss, losses = (function(out) for function in BY_HAND[name])
     expected = backward(losses, model, "upgrad", retain_graph=True).slow
     assert backward(loss, model, "upgrad", split="instances").slow.keys() <= expected.keys()
-
-
-@pytest.mark.parametrize("name", ["cross entropy", "mse", "bce with logits", "kl", "gaussian nll"])
-@pytest.mark.parametrize("scale", [1e-6, 1e6])
-def test_any_scale(name: str, scale: float) -> None:
-    model = network()
-    out = model(X)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        loss, losses = LOSSES[name](out, "mean"), per_example(LOSSES[name](out, "none"))
-    split = split_loss(loss * scale, "instances")
-    assert_close(jacobian(split, model), scale * jacobian(losses, model), rtol=1e-9, atol=0)
-
-
-@pytest.mark.parametrize("name", ["cross entropy", "mse", "huber"])
-def test_half_precision(name: str) -> None:
-    model = network().float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = model(X.float())
-    split = split_loss(LOSSES[name](out.double(), "mean"), "instances")
-    J = jacobian(per_example(LOSSES[name](out.double(), "none")), model)
-    assert_close(jacobian(split, model), J, rtol=2e-2, atol=1e-3)
-
-
-def test_mean_is_ordinary_training() -> None:
-    for name in ("cross entropy", "mse", "l1", "smoothed"):
-        ours, plain = network(), network()
-        plain.load_state_dict(ours.state_dict())
-        backward(LOSSES[name](ours(X), "mean"), ours, "mean", split="instances")
-        LOSSES[name](plain(X), "mean").backward()
-        for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
-            assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-14)
 
 
 NOT_SEPARABLE: dict[str, tuple[Losses, str]] = {

@@ -5,17 +5,66 @@ import warnings
 import torch
 from torch import nn
 
-from tests.engines.zoo._registry import BATCH, Built, case, named, on, per_instance
+from tests.engines.zoo._registry import BATCH, CASES, Built, case, named, on, per_instance
 
-
-@case
-def linear() -> Built:
-    return on(nn.Linear(4, 3), 4)
-
-
-@case
-def linear_without_bias() -> Built:
-    return on(nn.Linear(4, 3, bias=False), 4)
+#: A layer in one line: the layer and the shape of what it gets.
+CASES |= {
+    "linear": lambda: on(nn.Linear(4, 3), 4),
+    "linear_without_bias": lambda: on(nn.Linear(4, 3, bias=False), 4),
+    "linear_on_sequences": lambda: on(
+        nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), 6, 4
+    ),
+    "linear_on_four_dimensions": lambda: on(nn.Linear(4, 3), 2, 3, 4),
+    "linear_on_long_sequences_of_few_features": lambda: on(nn.Linear(2, 3), 40, 2),
+    "linear_whose_batch_equals_its_features": lambda: on(
+        nn.Sequential(nn.Linear(BATCH, BATCH), nn.ELU(), nn.Linear(BATCH, BATCH)), BATCH
+    ),
+    "linear_on_sequences_as_long_as_the_batch": lambda: on(nn.Linear(BATCH, BATCH), BATCH, BATCH),
+    "conv1d_with_stride_and_dilation": lambda: on(
+        nn.Conv1d(3, 4, 3, stride=2, dilation=2, padding=3), 3, 13
+    ),
+    "conv1d_without_bias": lambda: on(nn.Conv1d(3, 4, 2, bias=False), 3, 7),
+    "conv2d_with_stride_dilation_and_groups": lambda: on(
+        nn.Conv2d(4, 6, 3, stride=(2, 1), dilation=(1, 2), groups=2, padding=(1, 2)), 4, 7, 6
+    ),
+    "conv2d_depthwise": lambda: on(nn.Conv2d(4, 4, 3, groups=4), 4, 5, 6),
+    "conv2d_depthwise_with_multiplier": lambda: on(nn.Conv2d(3, 6, 2, groups=3, stride=2), 3, 5, 6),
+    "conv2d_pointwise_with_stride": lambda: on(nn.Conv2d(4, 3, 1, stride=2), 4, 5, 5),
+    "conv2d_with_rectangular_kernel_and_asymmetric_padding": lambda: on(
+        nn.Conv2d(2, 3, (3, 2), padding=(0, 1)), 2, 6, 5
+    ),
+    "conv2d_with_circular_padding": lambda: on(
+        nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), 2, 4, 5
+    ),
+    "conv2d_whose_output_is_one_pixel": lambda: on(nn.Conv2d(3, 4, (5, 6)), 3, 5, 6),
+    "conv3d_with_groups": lambda: on(
+        nn.Conv3d(2, 4, (2, 3, 2), groups=2, stride=(1, 2, 1), padding=(1, 0, 1)), 2, 3, 5, 4
+    ),
+    "conv_transpose1d": lambda: on(nn.ConvTranspose1d(3, 4, 3, stride=2, output_padding=1), 3, 5),
+    "conv_transpose3d": lambda: on(nn.ConvTranspose3d(2, 3, 2, stride=(1, 2, 1)), 2, 2, 3, 2),
+    "layer_norm": lambda: on(nn.LayerNorm(4), 3, 4),
+    "layer_norm_over_two_dimensions_without_bias": lambda: on(
+        nn.LayerNorm((3, 4), bias=False), 2, 3, 4
+    ),
+    "layer_norm_on_vectors": lambda: on(
+        nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4)), 4
+    ),
+    "group_norm": lambda: on(nn.GroupNorm(2, 6), 6, 4, 3),
+    "group_norm_on_vectors": lambda: on(nn.GroupNorm(2, 6), 6),
+    "instance_norm_with_affine": lambda: on(nn.InstanceNorm2d(3, affine=True), 3, 4, 4),
+    "instance_norm_with_running_statistics": lambda: on(
+        nn.InstanceNorm1d(3, affine=True, track_running_stats=True), 3, 6
+    ),
+    "rms_norm": lambda: on(nn.RMSNorm(4), 3, 4),
+    "batch_norm_in_training": lambda: on(
+        nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.ReLU()), 3, 4, 4
+    ),
+    "batch_norm_in_training_on_vectors": lambda: on(
+        nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), 4
+    ),
+    "prelu_with_one_slope": lambda: on(nn.PReLU(), 3, 4),
+    "prelu_per_channel": lambda: on(nn.Sequential(nn.Conv2d(3, 4, 2), nn.PReLU(4)), 3, 4, 4),
+}
 
 
 @case
@@ -25,71 +74,11 @@ def linear_as_first_layer_whose_input_needs_no_gradient() -> Built:
 
 
 @case
-def linear_on_sequences() -> Built:
-    return on(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), 6, 4)
-
-
-@case
-def linear_on_four_dimensions() -> Built:
-    return on(nn.Linear(4, 3), 2, 3, 4)
-
-
-@case
-def linear_on_long_sequences_of_few_features() -> Built:
-    return on(nn.Linear(2, 3), 40, 2)
-
-
-@case
-def linear_whose_batch_equals_its_features() -> Built:
-    return on(nn.Sequential(nn.Linear(BATCH, BATCH), nn.ELU(), nn.Linear(BATCH, BATCH)), BATCH)
-
-
-@case
-def linear_on_sequences_as_long_as_the_batch() -> Built:
-    return on(nn.Linear(BATCH, BATCH), BATCH, BATCH)
-
-
-@case
 def linear_on_an_expanded_input() -> Built:
     layer = nn.Linear(4, 3)
     start = nn.Parameter(torch.randn(1, 4))
     x = start.expand(BATCH, 4)
     return per_instance(layer(x) * torch.randn(BATCH, 1)), [("start", start), *named(layer)]
-
-
-@case
-def conv1d_with_stride_and_dilation() -> Built:
-    return on(nn.Conv1d(3, 4, 3, stride=2, dilation=2, padding=3), 3, 13)
-
-
-@case
-def conv1d_without_bias() -> Built:
-    return on(nn.Conv1d(3, 4, 2, bias=False), 3, 7)
-
-
-@case
-def conv2d_with_stride_dilation_and_groups() -> Built:
-    return on(nn.Conv2d(4, 6, 3, stride=(2, 1), dilation=(1, 2), groups=2, padding=(1, 2)), 4, 7, 6)
-
-
-@case
-def conv2d_depthwise() -> Built:
-    return on(nn.Conv2d(4, 4, 3, groups=4), 4, 5, 6)
-
-
-@case
-def conv2d_depthwise_with_multiplier() -> Built:
-    return on(nn.Conv2d(3, 6, 2, groups=3, stride=2), 3, 5, 6)
-
-
-@case
-def conv2d_pointwise_with_stride() -> Built:
-    return on(nn.Conv2d(4, 3, 1, stride=2), 4, 5, 5)
-
-
-@case
-def conv2d_with_rectangular_kernel_and_asymmetric_padding() -> Built:
-    return on(nn.Conv2d(2, 3, (3, 2), padding=(0, 1)), 2, 6, 5)
 
 
 @case
@@ -108,31 +97,11 @@ def conv2d_after_one_sided_padding() -> Built:
 
 
 @case
-def conv2d_with_circular_padding() -> Built:
-    return on(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), 2, 4, 5)
-
-
-@case
 def conv2d_in_channels_last() -> Built:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 2))
     model = model.to(memory_format=torch.channels_last)
     x = torch.randn(BATCH, 3, 6, 6).to(memory_format=torch.channels_last)
     return per_instance(model(x)), named(model)
-
-
-@case
-def conv2d_whose_output_is_one_pixel() -> Built:
-    return on(nn.Conv2d(3, 4, (5, 6)), 3, 5, 6)
-
-
-@case
-def conv3d_with_groups() -> Built:
-    return on(nn.Conv3d(2, 4, (2, 3, 2), groups=2, stride=(1, 2, 1), padding=(1, 0, 1)), 2, 3, 5, 4)
-
-
-@case
-def conv_transpose1d() -> Built:
-    return on(nn.ConvTranspose1d(3, 4, 3, stride=2, output_padding=1), 3, 5)
 
 
 @case
@@ -144,74 +113,9 @@ def conv_transpose2d_with_groups_dilation_and_output_padding() -> Built:
 
 
 @case
-def conv_transpose3d() -> Built:
-    return on(nn.ConvTranspose3d(2, 3, 2, stride=(1, 2, 1)), 2, 2, 3, 2)
-
-
-@case
-def layer_norm() -> Built:
-    return on(nn.LayerNorm(4), 3, 4)
-
-
-@case
-def layer_norm_over_two_dimensions_without_bias() -> Built:
-    return on(nn.LayerNorm((3, 4), bias=False), 2, 3, 4)
-
-
-@case
-def layer_norm_on_vectors() -> Built:
-    return on(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4)), 4)
-
-
-@case
-def group_norm() -> Built:
-    return on(nn.GroupNorm(2, 6), 6, 4, 3)
-
-
-@case
-def group_norm_on_vectors() -> Built:
-    return on(nn.GroupNorm(2, 6), 6)
-
-
-@case
-def instance_norm_with_affine() -> Built:
-    return on(nn.InstanceNorm2d(3, affine=True), 3, 4, 4)
-
-
-@case
-def instance_norm_with_running_statistics() -> Built:
-    return on(nn.InstanceNorm1d(3, affine=True, track_running_stats=True), 3, 6)
-
-
-@case
-def rms_norm() -> Built:
-    return on(nn.RMSNorm(4), 3, 4)
-
-
-@case
-def batch_norm_in_training() -> Built:
-    return on(nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.ReLU()), 3, 4, 4)
-
-
-@case
-def batch_norm_in_training_on_vectors() -> Built:
-    return on(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), 4)
-
-
-@case
 def batch_norm_in_evaluation() -> Built:
     model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 2))
     return on(model.eval(), 3, 4, 4)
-
-
-@case
-def prelu_with_one_slope() -> Built:
-    return on(nn.PReLU(), 3, 4)
-
-
-@case
-def prelu_per_channel() -> Built:
-    return on(nn.Sequential(nn.Conv2d(3, 4, 2), nn.PReLU(4)), 3, 4, 4)
 
 
 @case

@@ -1,7 +1,5 @@
 """The command line of the laboratory: ``python -m examples.lab``."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,24 +7,6 @@ import pytest
 from examples.lab import __main__ as cli
 
 HERE = __name__
-
-
-def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["--help"])
-    assert stopped.value.code == 0
-    printed = capsys.readouterr().out
-    for command in (
-        "bench",
-        "imbalance",
-        "iwrm",
-        "momentum",
-        "mtl",
-        "regularisation",
-        "speed",
-        "trajectories",
-    ):
-        assert command in printed
 
 
 @pytest.mark.parametrize(
@@ -54,13 +34,6 @@ def test_every_command_explains_itself(
         cli.main([*words, "--help"])
     assert stopped.value.code == 0
     assert expected in capsys.readouterr().out
-
-
-def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["becnh"])
-    assert stopped.value.code == 2
-    assert "becnh" in capsys.readouterr().err
 
 
 def test_a_command_of_a_group_gets_its_options(
@@ -116,78 +89,3 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
     assert f"`output` must be a folder that can be written to, got {folder!r}" in (
         capsys.readouterr().err
     )
-
-
-@pytest.mark.parametrize("command", ["iwrm", "mtl", "regularisation"])
-def test_at_least_one_epoch(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([command, "--epochs", "0"]) == 1
-    assert "`epochs` must be at least 1, got 0" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["iwrm", "trajectories"])
-@pytest.mark.parametrize(
-    ("word", "names"),
-    [("mean", ("mean",)), ("[mean]", ("mean",)), ("[mean, mgda]", ("mean", "mgda"))],
-)
-def test_one_aggregator_needs_no_brackets(
-    command: str, word: str, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[object] = []
-
-    def settings_of(aggregators: object, regs: object) -> None:
-        asked.append(aggregators)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(f"examples.lab.studies.{command}.settings_of", settings_of)
-    assert cli.main([command, "--aggregators", word]) == 130
-    assert asked == [names]
-
-
-def interrupted() -> None:
-    """Wait for Ctrl-C."""
-    raise KeyboardInterrupt
-
-
-def test_ctrl_c_is_one_line_and_status_130(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["wait"], {"wait": f"{HERE}:interrupted"}) == 130
-    assert capsys.readouterr().err.strip() == "Interrupted."
-
-
-def test_an_experiment_that_is_interrupted_can_be_continued(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("examples.lab.studies.trajectories.check_matplotlib", interrupted)
-    assert cli.main(["trajectories"]) == 130
-    said = "Interrupted. Finished runs are kept; run the same command to continue."
-    assert capsys.readouterr().err.strip() == said
-
-
-def test_the_words_of_the_shell_are_read(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["examples.lab", "wait"])
-    assert cli.main(None, {"wait": f"{HERE}:interrupted"}) == 130
-
-
-def test_a_command_that_does_not_exist_is_a_mistake_of_ours() -> None:
-    with pytest.raises(ImportError, match=r"errors:nothing does not exist"):
-        cli.main(["x"], {"x": "lightning_jd.errors:nothing"})
-
-
-def test_without_the_extra_the_message_names_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "jsonargparse", None)
-    assert cli.main(["--help"]) == 1
-    assert "pip install 'lightning-jd[lab]'" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_help_imports_only_what_the_command_needs() -> None:
-    code = (
-        "import sys\nfrom examples.lab.__main__ import main\n"
-        "try:\n    main(['bench', 'weights', '--help'])\nexcept SystemExit:\n    pass\n"
-        "print([m for m in ('lightning', 'torchjd', 'torchmetrics') if m in sys.modules])"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip().endswith("[]")

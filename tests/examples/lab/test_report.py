@@ -1,18 +1,12 @@
 """Tables, files and the environment beside them."""
 
 import json
-import sys
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import torch
 
-from examples.lab.console import progress_bar
-from examples.lab.environment import environment
 from examples.lab.report import Report, Value
-from lightning_jd.errors import ArgumentError, MissingDependencyError
 
 
 @pytest.fixture
@@ -23,33 +17,6 @@ def report() -> Report:
     ]
     columns = {"family": "family", "m": "m", "ratio": "times faster", "met": "met"}
     return Report("weights", "Ours against theirs", columns, rows, ["Wall time."])
-
-
-def test_the_printed_table_shows_the_columns_and_the_notes(
-    report: Report, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report.print()
-    printed = capsys.readouterr().out
-    for expected in ["times", "faster", "gaussian", "3.14", "yes", "no", "Wall time."]:
-        assert expected in printed
-    assert "0.123" not in printed
-
-
-def test_a_terminal_may_get_fewer_columns(
-    report: Report, capsys: pytest.CaptureFixture[str]
-) -> None:
-    replace(report, brief={"family": "kind", "hidden": "hidden value"}).print()
-    printed = capsys.readouterr().out
-    assert "0.123" in printed
-    assert "3.14" not in printed
-
-
-def test_markdown_has_a_line_per_row_and_the_environment(report: Report) -> None:
-    lines = report.markdown().splitlines()
-    assert lines[0] == "# Ours against theirs"
-    assert "| gaussian | 8 | 3.14 | yes |" in lines
-    assert "| low_rank | 32 | - | no |" in lines
-    assert f"| torch | {version('torch')} |" in lines
 
 
 @pytest.mark.parametrize(
@@ -78,35 +45,3 @@ def test_json_keeps_every_value_and_reads_back(report: Report, tmp_path: Path) -
     assert content["environment"]["torch"] == version("torch")
     assert page.read_text() == report.markdown()
     assert Report.read(data) == report
-
-
-@pytest.mark.parametrize("content", ["no json", '{"name": "x"}'])
-def test_a_file_that_is_no_report_is_named(content: str, tmp_path: Path) -> None:
-    path = tmp_path / "other.json"
-    path.write_text(content)
-    with pytest.raises(
-        ArgumentError, match=r"must be a JSON report of `python -m examples.lab`, got .*other"
-    ):
-        Report.read(path)
-
-
-def test_the_environment_names_versions_and_the_processor() -> None:
-    found = environment()
-    assert found["threads"] == torch.get_num_threads()
-    assert found["processor"]
-    assert {"python", "torch", "torchjd", "lightning-jd", "cores"} <= set(found)
-
-
-def test_without_rich_the_extra_is_named(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rich.console", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'lightning-jd\[lab\]'"):
-        report.print()
-    with pytest.raises(MissingDependencyError, match=r"needs `rich`"), progress_bar(1):
-        pass
-
-
-def test_the_progress_bar_counts_what_was_finished(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar(total=3, done=1) as start:
-        start("second")
-        start("third")
-    assert "3/3" in capsys.readouterr().err

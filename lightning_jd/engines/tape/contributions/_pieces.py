@@ -20,7 +20,7 @@ class Pieces(NamedTuple):
             half are computed. (Not bytes.)
         launches: Multiplications that take less time than the launches of a few kernels. (Not
             bytes.)
-        captured: Of the gradients of all results, which a recorded step holds at the same time;
+        captured: Of the gradients of all results, which a traced step holds at the same time;
             above, they are consumed in hooks, one after the other.
     """
 

@@ -1,21 +1,21 @@
 """The autograd graph below the losses, as data."""
 
 from lightning_jd.engines._reach import LEAF
-from lightning_jd.engines.tape.graph._constants import Constant, is_constant
+from lightning_jd.engines.tape.graph._constants import Constant, Ids, Shape, is_constant
 from lightning_jd.engines.tape.graph._differentiate import gradients_of, local_vjp, run_engine
 from lightning_jd.engines.tape.graph._node_arguments import (
     READERS,
+    SHOWS_HOOKS,
     Indices,
     Reader,
     any_hooked,
-    is_hooked,
+    may_be_hooked,
     read_indices,
     reader,
     signed,
     table_changed,
     table_version,
 )
-from lightning_jd.engines.tape.graph._order import lowest, parents_first, reaching_of
 from lightning_jd.engines.tape.graph._placement import RESHAPES, VIEWS, Placement, overlap, place
 from lightning_jd.engines.tape.graph._records import (
     FOREIGN,
@@ -24,10 +24,12 @@ from lightning_jd.engines.tape.graph._records import (
     Graph,
     Record,
     holds_functions,
+    lowest,
+    parents_first,
+    reaching_of,
     records_of,
     walk,
 )
-from lightning_jd.engines.tape.graph._types import Ids, Shape
 
 __all__ = [
     "FOREIGN",
@@ -35,6 +37,7 @@ __all__ = [
     "NESTED",
     "READERS",
     "RESHAPES",
+    "SHOWS_HOOKS",
     "VIEWS",
     "Constant",
     "Edge",
@@ -49,9 +52,9 @@ __all__ = [
     "gradients_of",
     "holds_functions",
     "is_constant",
-    "is_hooked",
     "local_vjp",
     "lowest",
+    "may_be_hooked",
     "overlap",
     "parents_first",
     "place",

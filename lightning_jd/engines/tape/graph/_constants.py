@@ -1,4 +1,4 @@
-"""Tensors that are made from a plan, once per device, and do not change from step to step."""
+"""Shapes and integers of a plan, and the tensors made from them, once per device."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightning_jd.engines.tape.graph._types import Ids
-
+Shape = tuple[int, ...]
+#: Owners of slices, positions of entries, or values of an index tensor.
+Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 _MARK = "_lightning_jd_is_constant"
 

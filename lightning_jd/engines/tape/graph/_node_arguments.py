@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.autograd.graph import Node
 
-from lightning_jd.engines.tape.graph._types import Ids
+from lightning_jd.engines.tape.graph._constants import Ids
 
 _WRAP = 2**63
 
@@ -166,11 +166,20 @@ def _index_values(node: Node) -> tuple[Ids, ...] | None:
     return tuple(arrays)
 
 
+#: Whether saved tensors show their hooks. Before torch 2.13 they do not, and each may have some.
+SHOWS_HOOKS = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
+
+
 def is_hooked(node: Node, name: str) -> bool:
-    """Whether a saved tensor, or one of several, is recomputed or loaded when it is read."""
+    """Whether a saved tensor, or one of several, shows a hook that runs when it is read."""
     raw = getattr(node, "_raw_saved_" + name, None)
     several = raw if isinstance(raw, tuple) else (raw,)
     return any(getattr(one, "unpack_hook", None) is not None for one in several)
+
+
+def may_be_hooked(node: Node, name: str) -> bool:
+    """Whether a saved tensor, or one of several, may be recomputed or loaded when it is read."""
+    return not SHOWS_HOOKS or is_hooked(node, name)
 
 
 def any_hooked(node: Node) -> bool:

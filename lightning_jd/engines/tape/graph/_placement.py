@@ -17,9 +17,8 @@ import numpy as np
 from torch import Tensor
 
 from lightning_jd.engines._reach import LEAF
-from lightning_jd.engines.tape.graph._constants import Constant
+from lightning_jd.engines.tape.graph._constants import Constant, Ids, Shape
 from lightning_jd.engines.tape.graph._records import FOREIGN, Edge, Record
-from lightning_jd.engines.tape.graph._types import Ids, Shape
 
 #: Views that show the same entries in the same order.
 RESHAPES = {

@@ -8,7 +8,7 @@ alive.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +18,8 @@ from torch.autograd.graph import Node
 
 from lightning_jd.engines._objectives import Output
 from lightning_jd.engines._reach import HIDING, LEAF, check_visible, place_of
+from lightning_jd.engines.tape.graph._constants import Shape
 from lightning_jd.engines.tape.graph._node_arguments import READERS, signed
-from lightning_jd.engines.tape.graph._types import Shape
 
 FOREIGN = -1
 #: The name of operations with nested tensors, whose sizes are data.
@@ -150,3 +150,49 @@ def records_of(signature: Sequence[Any]) -> tuple[Record, ...]:
         facts = signed(next(entries)) if first in READERS else None
         records.append(Record(name, tuple(shapes), tuple(inputs), facts))
     return tuple(records)
+
+
+def parents_first(records: Sequence[Record], roots: Sequence[int]) -> tuple[int, ...]:
+    """All nodes below the roots, each after every node that depends on it."""
+    waiting = [0] * len(records)
+    for record in records:
+        for child in record.inputs:
+            if child is not None:
+                waiting[child.node] += 1
+    ready = [node for node in dict.fromkeys(roots) if waiting[node] == 0]
+    order: list[int] = []
+    while ready:
+        node = ready.pop()
+        order.append(node)
+        for child in records[node].inputs:
+            if child is not None:
+                waiting[child.node] -= 1
+                if waiting[child.node] == 0:
+                    ready.append(child.node)
+    return tuple(order)
+
+
+def reaching_of(records: Sequence[Record], order: Sequence[int]) -> set[int]:
+    """The nodes that some tracked parameter is below, and these parameters."""
+    reaching: set[int] = set()
+    for node in reversed(order):
+        record = records[node]
+        if record.name == LEAF:
+            if record.facts != FOREIGN:
+                reaching.add(node)
+        elif any(child is not None and child.node in reaching for child in record.inputs):
+            reaching.add(node)
+    return reaching
+
+
+def lowest(records: Sequence[Record], order: Sequence[int], nodes: Collection[int]) -> set[int]:
+    """The lowest of some nodes of a graph in ``order``: no other of them is below."""
+    above: set[int] = set()  # nodes with one of the nodes at or below them
+    found: set[int] = set()
+    for node in reversed(order):
+        has_below = any(child is not None and child.node in above for child in records[node].inputs)
+        if node in nodes and not has_below:
+            found.add(node)
+        if node in nodes or has_below:
+            above.add(node)
+    return found

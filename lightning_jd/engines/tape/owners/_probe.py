@@ -131,7 +131,7 @@ def _coded(
             found.append(None)
             continue
         factors = np.where(who.ids == NOBODY, 0.0, 2.0 ** exponents[who.ids])
-        coded = torch.as_tensor(factors, device=cotangent.device).to(cotangent.dtype)
+        coded = torch.as_tensor(factors).to(cotangent.dtype).to(cotangent.device)
         shape = [-1 if axis == who.axis else 1 for axis in range(cotangent.ndim)]
         found.append(cotangent * coded.view(shape))
     return found

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from lightning_jd.engines._hooks import hook_history
-from lightning_jd.engines.tape.graph import Edge, Graph, gradients_of, is_hooked
+from lightning_jd.engines.tape.graph import Edge, Graph, gradients_of, may_be_hooked
 
 Cotangents = tuple[Tensor | None, ...]
 
@@ -88,20 +88,28 @@ def read_ahead(wanted: Iterable[tuple[int, Node, Sequence[str]]]) -> dict[int, d
         Per key, the saved tensors that have such a hook.
     """
     hooked = [
-        (key, node, name) for key, node, names in wanted for name in names if is_hooked(node, name)
+        (key, node, name)
+        for key, node, names in wanted
+        for name in names
+        if may_be_hooked(node, name)
     ]
     found: dict[int, dict[str, Any]] = {}
     if hooked:
 
-        def read(_: Cotangents) -> None:
+        def read() -> None:
             for key, node, name in hooked:
                 found.setdefault(key, {})[name] = getattr(node, "_saved_" + name)
 
-        with torch.enable_grad():
-            seed = torch.zeros((), requires_grad=True)
-            end = seed.clone()
-        assert end.grad_fn is not None
-        with hook_history.own():
-            end.grad_fn.register_prehook(read)
-        torch.autograd.grad(end, seed)
+        in_own_pass(read)
     return found
+
+
+def in_own_pass(read: Callable[[], None]) -> None:
+    """Call a function that reads saved tensors in a backward pass that does nothing else."""
+    with torch.enable_grad():
+        seed = torch.zeros((), requires_grad=True)
+        end = seed.clone()
+    assert end.grad_fn is not None
+    with hook_history.own():
+        end.grad_fn.register_prehook(lambda _: read())
+    torch.autograd.grad(end, seed)

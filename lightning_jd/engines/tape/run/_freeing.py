@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from lightning_jd.engines.tape.graph import VIEWS, Graph, is_hooked
+from lightning_jd.engines.tape.graph import VIEWS, Graph, may_be_hooked
 from lightning_jd.engines.tape.plan import Plan
 from lightning_jd.engines.tape.rules import rule_at
 
@@ -20,7 +20,7 @@ def can_free(graph: Graph, plan: Plan) -> bool:
         if plan.refused.get(position, True):
             return False  # unknown, or the operation is run once more after the pass
         node, slot = graph.nodes[use.node], use.slots[0]
-        if any(is_hooked(node, name) for name in rule_at(node.name(), slot).saved):
+        if any(may_be_hooked(node, name) for name in rule_at(node.name(), slot).saved):
             return False  # what is recomputed is given out once per pass
     return True
 

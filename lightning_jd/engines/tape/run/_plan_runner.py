@@ -8,10 +8,9 @@ from torch import Tensor
 from lightning_jd.engines.tape.contributions import Contribution, Rows
 from lightning_jd.engines.tape.graph import Graph
 from lightning_jd.engines.tape.plan import Known, Plan
-from lightning_jd.engines.tape.run._assembly import Assembly
 from lightning_jd.engines.tape.run._computed_parameters import computed_rows
 from lightning_jd.engines.tape.run._interpreter import Interpreter
-from lightning_jd.engines.tape.run._ledger import Ledger
+from lightning_jd.engines.tape.run._ledger import Assembly, Ledger
 from lightning_jd.engines.tape.run._request import Request
 from lightning_jd.engines.tape.run._row_by_row import add_rows
 

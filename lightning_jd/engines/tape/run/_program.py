@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.graph import _BoxedCodeGen
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
@@ -101,13 +100,13 @@ def _module(
 ) -> fx.GraphModule:
     """A part of a trace that takes a list of tensors and empties it."""
     graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in inputs:
-        new[node] = graph.placeholder(node.name)
+    given = graph.placeholder("given")
+    for node in reversed(inputs):  # what is taken from the list is freed after its last use
+        new[node] = graph.create_node("call_method", "pop", (given,), name=node.name)
     for node in operations:
         new[node] = graph.node_copy(node, new.__getitem__)
         new[node].target = _DIRECT.get(node.target, node.target)
     graph.output(tuple([new[node] for node in results]))
-    graph.set_codegen(_BoxedCodeGen())
     return fx.GraphModule(traced, graph)
 
 

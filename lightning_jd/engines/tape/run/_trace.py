@@ -14,10 +14,9 @@ from lightning_jd.engines._objectives import is_one
 from lightning_jd.engines.tape.contributions import pieces
 from lightning_jd.engines.tape.graph import Graph
 from lightning_jd.engines.tape.plan import Plan
-from lightning_jd.engines.tape.run._assembly import Assembly
 from lightning_jd.engines.tape.run._capture import Cotangents, captured
 from lightning_jd.engines.tape.run._interpreter import Interpreter
-from lightning_jd.engines.tape.run._ledger import Ledger
+from lightning_jd.engines.tape.run._ledger import Assembly, Ledger
 from lightning_jd.engines.tape.run._program import Program, UntraceableError
 from lightning_jd.engines.tape.run._request import Request
 from lightning_jd.engines.tape.run._traced_step import Read, TracedStep, constant_of, look_of

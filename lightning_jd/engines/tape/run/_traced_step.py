@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lightning_jd.engines._objectives import is_one
-from lightning_jd.engines.tape.graph import Edge, Graph, run_engine
+from lightning_jd.engines.tape.graph import SHOWS_HOOKS, Edge, Graph, run_engine
+from lightning_jd.engines.tape.run._capture import in_own_pass
 from lightning_jd.engines.tape.run._program import Program
 from lightning_jd.engines.tape.run._request import Request
 
@@ -81,15 +82,21 @@ class TracedStep:
         for node, attribute, expected in self.arguments:
             if getattr(nodes[node], attribute) != expected:
                 return None
-        for node, attribute in self.hooks:
-            if getattr(nodes[node], attribute).unpack_hook is not None:
-                return None
         found: list[Tensor] = []
-        for node, attribute, shape, strides, dtype in self.tensors:
-            tensor = getattr(nodes[node], attribute)
-            if tensor.shape != shape or tensor.stride() != strides or tensor.dtype != dtype:
+
+        def read() -> None:
+            for node, attribute, *_ in self.tensors:
+                found.append(getattr(nodes[node], attribute))
+
+        if not SHOWS_HOOKS:
+            in_own_pass(read)
+        elif any(getattr(nodes[node], raw).unpack_hook is not None for node, raw in self.hooks):
+            return None
+        else:
+            read()
+        for tensor, (_, _, *look) in zip(found, self.tensors, strict=True):
+            if [tensor.shape, tensor.stride(), tensor.dtype] != look:
                 return None
-            found.append(tensor)
         return found
 
     def run(

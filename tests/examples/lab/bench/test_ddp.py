@@ -11,9 +11,8 @@ from examples.lab.bench import ddp as module
 from examples.lab.bench._layers import layers_of
 from examples.lab.bench._traffic import traffic_table
 from examples.lab.bench._volume import Head, Matrix
-from examples.lab.bench.ddp import Case, ddp, measure
+from examples.lab.bench.ddp import Case, ddp
 from examples.lab.work.networks import Work, mlp, mlp_tasks
-from lightning_jd.errors import ArgumentError, JDError
 
 
 def small() -> Work:
@@ -22,10 +21,6 @@ def small() -> Work:
 
 def small_tasks() -> Work:
     return mlp_tasks(2, batch=4, width=8)
-
-
-def broken() -> Work:
-    raise RuntimeError("no work today")
 
 
 def test_layers_are_sizes() -> None:
@@ -47,18 +42,6 @@ def test_the_table_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for row in rows:
         assert row["computed_mb"] == row["measured_mb"] > 0
         assert row["at_8_mb"] > row["computed_mb"]
-
-
-@pytest.mark.slow
-def test_a_process_that_fails_is_told() -> None:
-    with pytest.raises(JDError, match="no work today"):
-        measure(Case("instances", broken), processes=2, threads=1, repeats=1)
-
-
-@pytest.mark.parametrize("arguments", [{"processes": 1}, {"threads": 0}, {"repeats": 0}])
-def test_there_must_be_something_to_do(arguments: dict[str, int]) -> None:
-    with pytest.raises(ArgumentError, match="must be at least"):
-        ddp(**arguments)
 
 
 def test_the_table_in_the_docs_is_what_the_function_says() -> None:

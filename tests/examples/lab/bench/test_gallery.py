@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from examples.lab.bench import gallery as module
 from examples.lab.bench.gallery import gallery
 from examples.lab.gallery import GALLERY, GalleryCase, Specimen
-from examples.lab.gallery._case import always, three_labels, three_targets
-from examples.lab.gallery.steps import descent_step, error_of, plain_step, row_by_row
-from lightning_jd.errors import ArgumentError, MissingDependencyError, UnknownNameError
+from examples.lab.gallery._case import always, three_targets
+from examples.lab.gallery.steps import descent_step, error_of, plain_step
 
 
 def regression(m: int) -> Specimen:
@@ -92,23 +91,6 @@ def test_the_table_says_what_is_fast_slow_broken_and_absent(
     assert "Models that others wrote" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("tiny")
-def test_a_part_of_the_table_is_measured_again(tmp_path: Path) -> None:
-    gallery(only=["slow"], repeats=1, output=tmp_path)
-    gallery(only=["fast", "compiled"], repeats=1, output=tmp_path)
-    assert list(rows_of(tmp_path)) == ["fast", "slow", "compiled"]
-
-
-@pytest.mark.usefixtures("tiny")
-def test_wrong_arguments_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match="fastt"):
-        gallery(only=["fastt"], output=tmp_path)
-    with pytest.raises(ArgumentError, match="`repeats` must be at least 1, got 0"):
-        gallery(repeats=0, output=tmp_path)
-    with pytest.raises(MissingDependencyError, match=r"lightning-jd\[gallery\]"):
-        gallery(only=["absent"], output=tmp_path)
-
-
 def test_the_error_finds_a_wrong_gradient() -> None:
     specimen = TINY["fast"].specimen().double()
     assert error_of(specimen, "instances") < 1e-12
@@ -135,47 +117,3 @@ def test_steps_count_their_batches_and_agree_on_the_mean() -> None:
     for p, q, r in zip(*(s.model.parameters() for s in specimens), strict=True):
         torch.testing.assert_close(q.grad, p.grad)
         torch.testing.assert_close(3 * r.grad, p.grad)  # the mean over tasks, not their sum
-
-
-def test_rows_count_complex_numbers_twice() -> None:
-    z = torch.tensor([1.0 + 2.0j], requires_grad=True)
-    assert row_by_row([z.abs().square().sum()], [z]).tolist() == [[2.0, 4.0]]
-
-
-def test_double_takes_complex_parameters_and_batches_along() -> None:
-    specimen = regression(2)
-    specimen.model.phase = nn.Parameter(torch.zeros(1, dtype=torch.cfloat))
-    specimen.double()
-    assert specimen.model.phase.dtype == torch.complex128
-    assert specimen.instances().dtype == torch.float64
-
-
-def test_labels_are_three_tasks() -> None:
-    losses = three_labels(torch.zeros(2, 12), torch.zeros(2, 3, dtype=torch.long))
-    assert list(losses) == ["label 0", "label 1", "label 2"]
-    assert torch.allclose(losses["label 2"], torch.tensor(4.0).log().expand(2))
-
-
-def test_the_gallery_has_the_models_that_are_promised() -> None:
-    musts = {name: case.must for name, case in GALLERY.items() if case.must}
-    assert len(GALLERY) >= 25
-    assert musts["llama-gqa"] == musts["llama-gqa-lora"] == musts["llama-gqa-ia3"] == 2.0
-    assert GALLERY["molecules"].tasks_must == 2.0
-
-
-def test_a_specimen_leaves_the_seed_alone() -> None:
-    state = torch.get_rng_state()
-    first, second = (GALLERY["n-beats"].specimen(2) for _ in range(2))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(first.instances(), second.instances())
-
-
-@pytest.mark.slow
-def test_a_compiled_module_is_compared_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    from examples.lab.bench import _compiled
-
-    monkeypatch.setattr(_compiled.shutil, "which", lambda name: None)  # nothing is compiled to C++
-    found, milliseconds, instances = _compiled.compiled_ratio(2, "wall")
-    assert found > 0
-    assert milliseconds > 0
-    assert instances == 32

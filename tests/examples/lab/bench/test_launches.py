@@ -1,17 +1,13 @@
 """`bench launches` on its tiny work; nothing here is a measurement."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from examples.lab.bench import launches as module
 from examples.lab.bench._kernels import KernelCounter, kernels_of
-from examples.lab.bench.launches import CASES, Case, launches, measure
-from examples.lab.report import Report
-from lightning_jd.errors import ArgumentError, UnknownNameError
+from examples.lab.bench.launches import CASES
 
 
 def test_views_are_no_kernels_and_the_backward_pass_counts() -> None:
@@ -40,46 +36,3 @@ def test_tiny_work_is_the_ordinary_graph_in_small(name: str) -> None:
         for work in (tiny, ordinary)
     ]
     assert groups[0] == groups[1]
-
-
-def test_a_line_has_ratios_kernels_and_a_verdict() -> None:
-    tiny = CASES["mlp"].tiny
-    row = measure(Case(tiny, tiny, must=1e6, kernels_must=1e6), repeats=2, clock="wall")
-    assert row["plain_kernels"] == 22
-    assert row["mark"] == "yes"
-    assert 0 < row["mean_lower"] <= row["mean"] <= row["mean_upper"]
-    assert 0.5 < row["mean_kernels"] <= 1  # one product of all rows, one for all gradients
-    assert measure(Case(tiny, tiny, must=0.0), 1, "cpu", torchjd=False)["mark"] == "missed"
-    assert measure(Case(tiny, tiny), 1, "cpu", torchjd=False)["mark"] is None
-
-
-@pytest.mark.slow
-def test_torchjd_takes_part_with_its_faster_engine() -> None:
-    pytest.importorskip("torchjd")
-    tiny = CASES["mlp-8-tasks"].tiny
-    row = measure(Case(tiny, tiny), repeats=2, clock="wall")
-    assert row["torchjd_mean"] == min(row["autogram_mean"], row["autojac_mean"])
-    assert row["torchjd_upgrad_kernels"] == min(
-        row["autogram_upgrad_kernels"], row["autojac_upgrad_kernels"]
-    )
-    without = measure(Case(tiny, tiny), repeats=1, clock="wall", torchjd=False)
-    assert without["torchjd_mean"] is None
-
-
-def test_the_command_writes_its_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("rich")
-    tiny = CASES["mlp"].tiny
-    monkeypatch.setattr(module, "CASES", {"mlp": Case(tiny, tiny, 0.0, 0.0)})
-    launches(["mlp"], repeats=2, torchjd=False, output=tmp_path)
-    (row,) = Report.read(tmp_path / "launches.json").rows
-    assert row["case"] == "mlp"
-    assert "More than it must be: mlp." in capsys.readouterr().out
-
-
-def test_wrong_arguments_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match="`cases` must be one of"):
-        launches(["mpl"], output=tmp_path)
-    with pytest.raises(ArgumentError, match="`repeats` and `cases` must not be zero or empty"):
-        launches(repeats=0, output=tmp_path)

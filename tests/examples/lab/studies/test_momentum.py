@@ -11,7 +11,6 @@ from examples.lab.data import load, paper_subset
 from examples.lab.studies import momentum as module
 from examples.lab.studies._momentum import MomentumOutcome, MomentumRun, small_cnn, train
 from examples.lab.studies.momentum import momentum
-from lightning_jd.errors import ArgumentError
 
 
 def small(folder: Path, **arguments: Any) -> Path:
@@ -62,15 +61,3 @@ def test_a_run_with_the_sum_is_a_run_of_torch(folder: Path) -> None:
         optimizer.step()
         losses.append(loss.item())
     assert found.losses == pytest.approx(losses, rel=1e-3)
-
-
-def test_a_rate_that_is_too_large_diverges(folder: Path) -> None:
-    run = MomentumRun("mnist", "SGD, momentum 0.9", "sum", 1e3, seed=1, epochs=2, size=32, batch=8)
-    outcome = train(run, load("mnist", folder))
-    assert outcome.diverged
-    assert outcome.area == float("inf")
-
-
-def test_no_seed_is_refused(folder: Path) -> None:
-    with pytest.raises(ArgumentError, match="`seeds` must be at least 1, got 0"):
-        small(folder, seeds=0)

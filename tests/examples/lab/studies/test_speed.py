@@ -8,9 +8,7 @@ import pytest
 
 from examples.lab.clock import Timing
 from examples.lab.studies import speed as module
-from examples.lab.studies._settings import PAPER_AGGREGATORS
-from examples.lab.studies.speed import PAPER_SECONDS, speed
-from lightning_jd.errors import ArgumentError
+from examples.lab.studies.speed import speed
 
 
 def small(folder: Path, **arguments: Any) -> dict[str, Any]:
@@ -44,12 +42,6 @@ def test_methods_are_timed_beside_torchjd_and_the_paper(
         small(tmp_path, steps=2)  # another measurement
 
 
-def test_torchjd_can_be_left_out(tmp_path: Path) -> None:
-    rows = small(tmp_path, aggregators=["mean"], torchjd=False)["rows"]
-    assert [row["method"] for row in rows] == ["SGD", "Mean"]
-    assert all("svhn_torchjd" not in row for row in rows)
-
-
 def test_the_mark_is_that_of_the_slowest_architecture() -> None:
     def timings(upgrad: float) -> dict[str, Timing]:
         return {"SGD": Timing((1.0, 2.0)), "upgrad": Timing((upgrad, 2 * upgrad))}
@@ -58,19 +50,3 @@ def test_the_mark_is_that_of_the_slowest_architecture() -> None:
     assert row["mark"] == "met"
     _, row = module._rows({"svhn": timings(1.2), "mnist": timings(1.41)}, ["upgrad"])
     assert (row["mark"], row["mnist"]) == ("missed", 1.41)
-
-
-def test_the_paper_timed_every_aggregator() -> None:
-    assert set(PAPER_SECONDS) == {"SGD", *PAPER_AGGREGATORS}
-
-
-@pytest.mark.parametrize("arguments", [{"repeats": 0}, {"steps": 0}, {"aggregators": []}])
-def test_nothing_to_time_is_refused(arguments: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"`repeats` and `steps` must be at least 1"):
-        small(tmp_path, **arguments)
-
-
-def test_a_foreign_file_of_rounds_is_named(tmp_path: Path) -> None:
-    (tmp_path / "rounds.jsonl").write_text('{"run": 1}\n')
-    with pytest.raises(ArgumentError, match=r"line 1 of .*rounds.jsonl is not one"):
-        small(tmp_path)

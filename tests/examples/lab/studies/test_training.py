@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from examples.lab.studies import _training
-from examples.lab.studies._run import Outcome, Run
-from examples.lab.studies._settings import Setting
+from examples.lab.studies._run import Run
 from examples.lab.studies._training import train
 from examples.lab.work.paper import paper_cnn
 from lightning_jd.aggregators import GradDrop
@@ -51,24 +49,6 @@ def test_mean_is_plain_training_on_the_mean_loss(
     assert outcome.similarities == pytest.approx([1.0] * 4)
 
 
-def test_a_diverging_run_ends_early_with_an_infinite_area(
-    batch: Batch,
-) -> None:
-    run = Run("mnist", "mean", None, 1e6, seed=1, epochs=2, size=16, batch=8)
-    outcome = train(run, "mnist", *batch)
-    assert outcome.end == "diverged"
-    assert outcome.area == float("inf")
-    assert len(outcome.losses) < 4
-
-
-def test_a_run_that_diverges_at_once_has_no_steps(
-    batch: Batch,
-) -> None:
-    images, labels = batch
-    outcome = train(RUN, "mnist", images * float("nan"), labels)
-    assert outcome == Outcome([], [], [], [], [], "diverged")
-
-
 def test_similarity_and_harm_are_those_of_the_rows(batch: Batch) -> None:
     images, labels = batch
     run = Run("mnist", "graddrop", None, 1e-3, seed=5, epochs=1, size=16, batch=16)
@@ -85,42 +65,3 @@ def test_similarity_and_harm_are_those_of_the_rows(batch: Batch) -> None:
     assert outcome.similarities == pytest.approx([expected], rel=1e-3)
     assert outcome.harmed == pytest.approx([float((J @ update < 0).float().mean())])
     assert outcome.largest_weights == [0.0]
-
-
-def test_random_methods_draw_other_numbers_for_other_seeds() -> None:
-    drawn = [Setting("rgw").built(seed) for seed in (1, 2)]
-    first, second = (aggregator.weights(torch.eye(4)) for aggregator in drawn)
-    assert not torch.equal(first, second)
-
-
-def test_a_run_that_cannot_win_any_more_is_given_up(batch: Batch) -> None:
-    alone = train(RUN, "mnist", *batch)
-    rival = [1.001 * loss for loss in alone.losses]  # hardly worse
-    assert train(RUN, "mnist", *batch, rival=rival) == alone
-    beaten = train(RUN, "mnist", *batch, rival=[loss / 100 for loss in alone.losses])
-    assert (beaten.end, beaten.area) == ("given up", float("inf"))
-    assert beaten.losses == []
-
-
-def test_a_run_that_falls_behind_is_given_up_after_a_quarter() -> None:
-    rival = [1.0] * 100
-    watch = _training._Watch(rival)
-    for _ in range(25):
-        watch.check(1.2)
-    with pytest.raises(_training._StoppedError, match="given up"):
-        watch.check(1.2)
-    watch = _training._Watch(rival)
-    for loss in [1.9] * 10 + [0.5] * 90:  # a bad beginning is forgiven
-        watch.check(loss)
-
-
-def test_a_run_behind_a_rival_that_blew_up_later_goes_on() -> None:
-    rival = [0.5] * 60 + [4.0] * 40
-    watch = _training._Watch(rival)
-    for loss in [1.0] * 100:
-        watch.check(loss)
-    watch = _training._Watch([1.0] * 60 + [0.1] * 40)  # one that got better instead
-    for _ in range(25):
-        watch.check(1.2)
-    with pytest.raises(_training._StoppedError, match="given up"):
-        watch.check(1.2)

@@ -16,8 +16,7 @@ from examples.lab.studies._quadratics import (
     distance_to_curve,
 )
 from examples.lab.studies._settings import PAPER_AGGREGATORS, settings_of
-from examples.lab.studies.trajectories import SCENES, Scene, follow, trajectories
-from lightning_jd.aggregators import CAGrad
+from examples.lab.studies.trajectories import SCENES, follow, trajectories
 from lightning_jd.errors import ArgumentError
 
 pytestmark = pytest.mark.slow
@@ -47,13 +46,6 @@ def test_gradients_of_the_convex_form_meet_as_the_paper_says() -> None:
         assert float(cosine(point)) == pytest.approx(-1.0, abs=1e-6)
 
 
-def test_the_pareto_set_ends_in_the_two_optima() -> None:
-    curve = CONVEX_FORM.pareto_set()
-    ends = torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
-    torch.testing.assert_close(curve[[0, -1]], ends, atol=1e-6, rtol=0)
-    assert distance_to_curve(ends, curve).max() < 1e-6
-
-
 @pytest.mark.parametrize("name", PAPER_AGGREGATORS)
 def test_who_reaches_the_pareto_set_where_nothing_conflicts(name: str) -> None:
     ends = follow(EWQ, SETTINGS[name]).points[:, -1]
@@ -63,14 +55,6 @@ def test_who_reaches_the_pareto_set_where_nothing_conflicts(name: str) -> None:
     # Who does not arrive has stopped on an axis: weakly stationary, and far from optimal.
     assert (ends[off].abs().amin(dim=1) < 1e-3).all()
     assert (distances[off] > 0.5).all()
-
-
-def test_cagrad_cannot_stop_before_the_mean_does() -> None:
-    """The ball around the mean g of radius c |g| leaves <d, g> >= (1 - c) |g|²."""
-    for x in ([0.0, -3.0], [3.0, 1e-4], [1.0, 1e-12], [-4.0, 4.0]):
-        J = ELEMENT_WISE.jacobian(torch.tensor(x, dtype=torch.float64))
-        mean = J.mean(dim=0)
-        assert CAGrad(c=0.5)(J) @ mean >= 0.499 * mean @ mean
 
 
 @pytest.mark.parametrize("name", PAPER_AGGREGATORS)
@@ -83,26 +67,9 @@ def test_who_lets_a_value_rise_where_gradients_conflict(name: str) -> None:
         assert found.worst_cosine > -1e-6
 
 
-def test_on_the_border_of_the_dual_cone_a_value_rises_by_the_square_of_the_step() -> None:
-    rises = []
-    for lr in (0.02, 0.01):
-        scene = replace(CQF, starts=((0.0, 0.0),), lr=lr, steps=1)
-        values = CQF.function.values(follow(scene, SETTINGS["dualproj"]).points[0])
-        rises.append(float(values.diff(dim=0).max()))
-    assert rises[0] > 0
-    assert rises[1] == pytest.approx(rises[0] / 4)
-
-
 def test_upgrad_reaches_the_pareto_set_of_the_convex_form() -> None:
     ends = follow(CQF, SETTINGS["upgrad"]).points[:, -1]
     assert distance_to_curve(ends, CQF.function.pareto_set()).max() < 1e-3
-
-
-def test_pcgrad_is_twice_upgrad_for_two_objectives() -> None:
-    scene = Scene("short", CONVEX_FORM, ((2.0, -2.0),), 0.01, 20)
-    twice = replace(scene, lr=0.02)
-    expected = follow(twice, SETTINGS["upgrad"]).points
-    torch.testing.assert_close(follow(scene, SETTINGS["pcgrad"]).points, expected)
 
 
 def test_the_command_writes_tables_points_and_figures(
@@ -135,8 +102,3 @@ def test_the_command_writes_tables_points_and_figures(
     (tmp_path / "paths.jsonl").write_text("{}\n")
     with pytest.raises(ArgumentError, match=r"line 1 of .*paths.jsonl is not one"):
         trajectories(["mean"], output=str(tmp_path))
-
-
-def test_nothing_to_follow_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="`aggregators` must not be empty"):
-        trajectories([])

@@ -1,4 +1,6 @@
-"""Arguments of methods that have required ones: the only table of them in the tests."""
+"""Arguments of methods that require some: the only table of them, for tests and benchmarks."""
+
+from __future__ import annotations
 
 from typing import Any
 
