@@ -75,7 +75,7 @@ def volume(
     Example:
         >>> sent = volume("tasks", 2, [1000], processes=4)
         >>> {purpose: int(amount) for purpose, amount in sent.items()}
-        {'rows': 6000, 'factors': 0, 'gramian': 48, 'weights': 6, 'gradient': 6000}
+        {'rows': 6000, 'factors': 0, 'gramian': 24, 'weights': 6, 'gradient': 6000}
     """
     R = processes
     rows = factors = n = 0

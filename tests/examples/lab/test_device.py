@@ -17,8 +17,8 @@ from lightning_jd.errors import ArgumentError
 
 ABSENT = "cuda" if not torch.cuda.is_available() else "xpu"
 
-#: Its networks are so small that it runs on the CPU only.
-WITHOUT = {"imbalance"}
+#: Their networks are so small that they run on the CPU only.
+WITHOUT = {"exactness", "imbalance"}
 
 
 def measurements(commands: Commands) -> Iterator[tuple[str, Callable[..., None]]]:
