@@ -100,8 +100,8 @@ def values_of(
     add("", ("mean_loss",), update.seen.shown.reshape(1))
     if update.seen.kind == "instances":
         if (norms := _norms(report)) is not None:
-            quantiles = norms.quantile(norms.new_tensor(_QUANTILES))
-            add("norm_quantile/", ("10", "50", "90"), quantiles)
+            quantiles = [norms.quantile(q) for q in _QUANTILES]  # a tensor of them would be copied
+            add("norm_quantile/", ("10", "50", "90"), torch.stack(quantiles))
         if G is not None and len(G) > 1:
             noise, signal = noise_and_signal(G)
             noise = noise / len(G)  # of the mean
