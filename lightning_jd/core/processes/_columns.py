@@ -55,10 +55,10 @@ def buckets(blocks: Iterable[Tensor], width: int) -> Iterator[Tensor]:
             waiting.append(part)
             count += part.shape[1]
             if count == width:
-                yield torch.cat(waiting, dim=1)
+                yield torch.cat(waiting, dim=1) if len(waiting) > 1 else waiting[0]
                 waiting, count = [], 0
     if waiting:
-        yield torch.cat(waiting, dim=1)
+        yield torch.cat(waiting, dim=1) if len(waiting) > 1 else waiting[0]
 
 
 def bucket_width(counts: Sequence[int], like: Tensor) -> int:

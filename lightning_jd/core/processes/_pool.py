@@ -128,11 +128,14 @@ class Pool:
             like: A tensor of the type of all.
         """
         parts = [[part.reshape(-1) for some in each.values() for part in some] for each in leaving]
-        flat = [torch.cat([like.new_empty(0), *some]) for some in parts]
+        lengths = [sum(map(len, some)) for some in parts]
+        # A copy of a single part takes as long as its products.
+        flat = [part for some in parts for part in some]
+        whole = flat[0].contiguous() if len(flat) == 1 else torch.cat([like.new_empty(0), *flat])
         if self.size == 1:
-            return flat
+            return [whole]
         arriving = like.new_empty(sum(sizes))
-        dist.all_to_all_single(arriving, torch.cat(flat), list(sizes), [len(part) for part in flat])
+        dist.all_to_all_single(arriving, whole, list(sizes), lengths)
         for rank, each in enumerate(leaving):
             for purpose, some in each.items() if rank != self.rank else ():
                 self.sent[purpose] += sum(part.nbytes for part in some)

@@ -33,18 +33,11 @@ def products(rows: Tensor) -> Tensor:
     m, n = rows.shape
     if m >= 2 * _BLOCK and n > _BLOCK and rows.device.type == "cpu":
         return by_upper_blocks(m, _BLOCK, rows, lambda begin, end: rows[begin:end] @ rows[begin:].T)
-    if m >= _FEW_ROWS or n <= _COLUMNS:
+    if m >= _FEW_ROWS or n <= 2 * _COLUMNS:
         return rows @ rows.T
-    if rows.device.type != "cpu":  # the same in few kernels
-        whole = n - n % _COLUMNS
-        parts = rows[:, :whole].view(m, -1, _COLUMNS).transpose(0, 1)
-        rest = rows[:, whole:]
-        return torch.bmm(parts, parts.transpose(1, 2)).sum(dim=0).addmm_(rest, rest.T)
-    first, *others = rows.split(_COLUMNS, dim=1)
-    total: Tensor = first @ first.T
-    for some in others:
-        total.addmm_(some, some.T)
-    return total
+    whole = n - n % _COLUMNS
+    parts, rest = rows[:, :whole].unflatten(1, (-1, _COLUMNS)).transpose(0, 1), rows[:, whole:]
+    return torch.bmm(parts, parts.transpose(1, 2)).sum(dim=0).addmm_(rest, rest.T)
 
 
 def by_upper_blocks(
