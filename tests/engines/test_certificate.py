@@ -236,9 +236,10 @@ def test_replayed_gradients_show_smaller_errors(dtype: torch.dtype, factor: floa
     try:
         torch.manual_seed(0)
         model = Wrong(dtype)
-        errors = model(torch.randn(64, 6).to(dtype)).square().sum(dim=1)
         with pytest.warns(RuntimeWarning, match=r"mismatch for 'divisor' \("):
-            Tape(Objectives.of(errors), named(model), memory="fast").gramian()
+            for _ in range(3):  # a random combination of rows may happen to be short
+                errors = model(torch.randn(64, 6).to(dtype)).square().sum(dim=1)
+                Tape(Objectives.of(errors), named(model), check="always").gramian()
     finally:
         unregister_rule(NAME, 1)
 
