@@ -98,8 +98,7 @@ def test_every_folder_is_a_stage(room: str) -> None:
 
 #: Private names of another room that are imported today: this list may only become shorter.
 PRIVATE = {
-    "core/_method_cache.py": {"aggregators._memory.Stateful", "aggregators._registry._CLASSES"},
-    "core/_two_samples.py": {"aggregators._halves.SUFFIXES"},
+    "core/_losses.py": {"aggregators._halves.SUFFIXES"},
     "optim/_moments.py": {"aggregators._arguments.not_negative", "aggregators._arguments.share"},
     "optim/_nadam.py": {"aggregators._arguments.not_negative"},
     "optim/_sgd.py": {"aggregators._arguments.not_negative"},

@@ -49,6 +49,7 @@ from lightning_jd.aggregators._registry import (
     AggregatorSpec,
     available,
     balancers,
+    method_of_call,
     register,
     resolve,
 )
@@ -117,6 +118,7 @@ __all__ = [
     "WeightsEvery",
     "available",
     "balancers",
+    "method_of_call",
     "register",
     "resolve",
     "with_cheaper_weights",

@@ -6,10 +6,12 @@ from functools import cache
 from importlib import import_module
 from inspect import Parameter, Signature, isabstract, signature
 from typing import Any, Literal, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 from lightning_jd.aggregators._balancer import Balancer
 from lightning_jd.aggregators._base import Aggregator, Method
 from lightning_jd.aggregators._function import FromFunction
+from lightning_jd.aggregators._memory import Stateful
 from lightning_jd.aggregators._torchjd import adapt, comes_from_torchjd
 from lightning_jd.errors import ArgumentError, UnknownNameError
 
@@ -147,6 +149,39 @@ def resolve(spec: AggregatorSpec) -> Method:
         "`aggregator` must be a name, a mapping with a name, an Aggregator or Balancer (object or "
         f"class), an object of torchjd or a function from Gramians to weights, got {spec!r}."
     )
+
+
+#: The method of a registered class, and the method around an object of another library, which keeps
+#: its state and random stream.
+_methods: WeakKeyDictionary[Any, Method] = WeakKeyDictionary()
+
+
+def method_of_call(spec: AggregatorSpec) -> Method:
+    """The method that a call asks for: the same one for the same object.
+
+    Raises:
+        ArgumentError: If it keeps a state, and a name or dict would begin with a new one each time.
+
+    Example:
+        >>> method_of_call("upgrad").name
+        'upgrad'
+    """
+    if isinstance(spec, Method):
+        return spec
+    key = _CLASSES.get(spec) if isinstance(spec, str) else spec
+    can_keep = key is not None and not isinstance(spec, type) and key.__hash__ is not None
+    if can_keep and (known := _methods.get(key)) is not None:
+        return known
+    method = resolve(spec)
+    if any(isinstance(each, Stateful) for each in method.modules()):
+        raise ArgumentError(
+            f"{method.label} keeps a state between steps, so `aggregator` must be the same object "
+            f"in every call, got {spec!r}, which would begin anew each time. Make it once, with "
+            "`resolve(...)` or by its class, and pass that."
+        )
+    if can_keep and (method.is_foreign if method.state_dict() else isinstance(spec, str)):
+        _methods[key] = method
+    return method
 
 
 def _by_path(spec: Mapping[str, Any]) -> Method:

@@ -5,27 +5,22 @@ in one line. What else is here, surfaces need around a step: the other processes
 """
 
 from lightning_jd.core._accumulator import Accumulator
-from lightning_jd.core._backward import backward
-from lightning_jd.core._losses import objectives_of
-from lightning_jd.core._method_cache import method_of_call
-from lightning_jd.core._options import (
+from lightning_jd.core._arguments import (
     Accumulation,
     BatchNormOption,
     MemoryOption,
     Nonfinite,
     RowsOption,
     check_options,
+    old_names,
 )
-from lightning_jd.core._precision import full_precision, loss_scale
-from lightning_jd.core._renamed import old_names
-from lightning_jd.core._report import GroupReport, Report
-from lightning_jd.core._slow import describe_slow, warn_slow
+from lightning_jd.core._backward import backward, full_precision, loss_scale
+from lightning_jd.core._losses import in_halves, objectives_of
+from lightning_jd.core._report import GroupReport, Report, describe_slow, warn_slow
 from lightning_jd.core._step import compute_update
-from lightning_jd.core._surrogate import surrogate
-from lightning_jd.core._two_samples import in_halves
-from lightning_jd.core._unreached import check_all_reached
-from lightning_jd.core._update import Update
+from lightning_jd.core._update import Update, surrogate
 from lightning_jd.core.processes._ddp import (
+    check_all_reached,
     delivery_to,
     first_reduction_held,
     start_first_reduction,
@@ -74,7 +69,6 @@ __all__ = [
     "in_halves",
     "is_sharded",
     "loss_scale",
-    "method_of_call",
     "objectives_of",
     "old_names",
     "report_failure",

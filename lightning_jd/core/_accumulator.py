@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_jd.aggregators import AggregatorSpec
-from lightning_jd.core._loop import Loop
-from lightning_jd.core._options import Nonfinite, RowsOption
+from lightning_jd.core._arguments import Nonfinite, RowsOption
+from lightning_jd.core._backward import Loop
+from lightning_jd.core._losses import in_halves
 from lightning_jd.core._report import Report
-from lightning_jd.core._two_samples import in_halves
 from lightning_jd.core.processes._ddp import Reduction
 from lightning_jd.core.rows._base import Rows
 from lightning_jd.engines import Groups, Losses, Parameters, Select, SplitSpec, TapeOptions

@@ -10,12 +10,23 @@ tensor([[1., 1.],
 from lightning_jd.engines._blocks import gramian_of_data
 from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._gramian import gramian
-from lightning_jd.engines._groups import Groups, split_into_groups
+from lightning_jd.engines._graph import (
+    check_not_freed,
+    holds_compiled,
+    holds_custom,
+    holds_hooks,
+    leaves_reached,
+    mark_as_freed,
+    nodes_below,
+    task_roots,
+    tasks_reaching,
+)
 from lightning_jd.engines._hooks import hooks_registered, hooks_silenced, listens, own_hooks
 from lightning_jd.engines._jacobian import jacobian, jacobian_with_reasons
 from lightning_jd.engines._norms import gradient_norms
 from lightning_jd.engines._objectives import Losses, Objectives
 from lightning_jd.engines._parameters import (
+    Groups,
     NamedParameters,
     Parameters,
     Select,
@@ -23,18 +34,9 @@ from lightning_jd.engines._parameters import (
     check_select,
     named_parameters_of,
     select,
+    split_into_groups,
 )
 from lightning_jd.engines._project import project
-from lightning_jd.engines._reach import (
-    check_not_freed,
-    holds_compiled,
-    holds_custom,
-    holds_hooks,
-    leaves_reached,
-    mark_as_freed,
-    task_roots,
-    tasks_reaching,
-)
 from lightning_jd.engines.split import Split, SplitSpec, split_loss
 from lightning_jd.engines.tape import (
     Explanation,
@@ -79,6 +81,7 @@ __all__ = [
     "listens",
     "mark_as_freed",
     "named_parameters_of",
+    "nodes_below",
     "own_hooks",
     "project",
     "register_rule",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from lightning_jd.engines._graph import leaves_reached
 from lightning_jd.engines._objectives import Losses, Objectives
 from lightning_jd.engines._parameters import NamedParameters, Parameters, named_parameters_of
-from lightning_jd.engines._reach import leaves_reached
 from lightning_jd.engines._rows import row_by_row
 from lightning_jd.engines.tape import Slow, Tape, slow_parameters
 from lightning_jd.errors import ArgumentError

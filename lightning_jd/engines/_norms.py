@@ -7,9 +7,13 @@ from typing import overload
 
 from torch import Tensor
 
-from lightning_jd.engines._groups import Groups, split_into_groups
 from lightning_jd.engines._objectives import Losses, Objectives
-from lightning_jd.engines._parameters import Parameters, whole_parameters_of
+from lightning_jd.engines._parameters import (
+    Groups,
+    Parameters,
+    split_into_groups,
+    whole_parameters_of,
+)
 from lightning_jd.engines.tape import SquaredNorms, Tape
 
 

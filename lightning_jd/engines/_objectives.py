@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -234,9 +234,12 @@ def _read_tensor(losses: Tensor) -> tuple[tuple[str, ...], Tensor, Kind]:
     return tuple(f"{i}/{j}" for i in range(b) for j in range(k)), losses, "instances_tasks"
 
 
-@lru_cache(maxsize=64)
+#: The names of the first instances, made once.
+_NUMBERS = tuple(map(str, range(1024)))
+
+
 def _numbered(m: int) -> tuple[str, ...]:
-    return tuple(map(str, range(m)))
+    return _NUMBERS[:m] if m <= len(_NUMBERS) else tuple(map(str, range(m)))
 
 
 def _read_scalars(losses: object) -> tuple[tuple[str, ...], tuple[Tensor, ...], Kind]:

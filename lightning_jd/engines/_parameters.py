@@ -1,16 +1,16 @@
-"""The parameters of one step: their names, and which of them the aggregation is about."""
+"""The parameters of one step: their names, which of them are aggregated, and with which others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from lightning_jd.engines._graph import tasks_reaching
 from lightning_jd.engines._objectives import Objectives
-from lightning_jd.engines._reach import tasks_reaching
 from lightning_jd.errors import ArgumentError, GraphError, SetupError
 
 _PARAMETERS, _MODULES = nn.Module.named_parameters, nn.Module.named_modules
@@ -22,6 +22,8 @@ Parameters = (
 )
 #: "all", "shared", a name pattern or several, or a function of name and parameter.
 Select = str | Sequence[str] | Callable[[str, Tensor], bool]
+#: One aggregation for all, one per module, or one per value of a function of the name.
+Groups = Literal["layer"] | Callable[[str], Hashable] | None
 
 
 def named_parameters_of(params: Parameters) -> NamedParameters:
@@ -207,3 +209,39 @@ def _shared(objectives: Objectives, named: NamedParameters) -> Selection:
     counts = [reaching.get(id(tensor), 0).bit_count() for _, tensor in named]
     pairs = list(zip(named, counts, strict=True))
     return Selection([p for p, n in pairs if n > 1], [p for p, n in pairs if n == 1])
+
+
+def split_into_groups(named: NamedParameters, groups: Groups) -> dict[Hashable, NamedParameters]:
+    """Split the parameters into groups that are aggregated independently of one another.
+
+    Args:
+        named: The parameters.
+        groups: ``None`` for one group; ``"layer"`` for one group per module (the name without its
+            last part); or a function from the name of a parameter to the name of its group.
+
+    Raises:
+        ArgumentError: If ``groups`` is something else.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        >>> split = split_into_groups(list(model.named_parameters()), "layer")
+        >>> {group: [name for name, _ in members] for group, members in split.items()}
+        {'0': ['0.weight', '0.bias'], '1': ['1.weight', '1.bias']}
+    """
+    if groups is None:
+        return {None: named} if named else {}
+    if groups == "layer":
+        groups = _layer
+    if not callable(groups):
+        raise ArgumentError(
+            f"`groups` must be None, 'layer' or a function of the name, got {groups!r}."
+        )
+    split: dict[Hashable, NamedParameters] = {}
+    for name, tensor in named:
+        split.setdefault(groups(name), []).append((name, tensor))
+    return split
+
+
+def _layer(name: str) -> str:
+    return name.rpartition(".")[0]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from lightning_jd.engines._columns import column_count, to_columns
+from lightning_jd.engines._graph import check_visible, nodes_below
 from lightning_jd.engines._hooks import hooks_silenced
 from lightning_jd.engines._objectives import Objectives, Output, is_one
 from lightning_jd.engines._parameters import NamedParameters
-from lightning_jd.engines._reach import check_visible, nodes_below
 
 #: Numbers that the rows of one vectorised call may hold (256 MB in float32).
 _CHUNK_NUMBERS = 2**26
@@ -46,7 +46,7 @@ def row_by_row(
     return J if is_one(scale) else J.div_(scale)
 
 
-def _chunk_for(objectives: Objectives, named: NamedParameters, nodes: list[Node]) -> int:
+def _chunk_for(objectives: Objectives, named: NamedParameters, nodes: Iterable[Node]) -> int:
     # On a CPU, vectorised convolutions are slower than a loop; most other operations are faster.
     convolves = any(node.name() == "ConvolutionBackward0" for node in nodes)
     if objectives.device.type == "cpu" and convolves:

@@ -225,7 +225,7 @@ class Session:
         # In manual optimization, other losses of the batch may reach the rest.
         if module.automatic_optimization:
             shared = self.settings.params == "shared"
-            check_all_reached(strategy.model, named, update, _FIND_UNUSED, shared=shared)
+            check_all_reached(strategy.model, named, update.params, _FIND_UNUSED, shared=shared)
         self.report = update.report
         if accumulates:
             # Lightning has divided the loss that it shows; these gradients are those of the step.

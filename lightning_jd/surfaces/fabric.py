@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lightning_jd.aggregators import AggregatorSpec, with_cheaper_weights
+from lightning_jd.aggregators import AggregatorSpec, method_of_call, with_cheaper_weights
 from lightning_jd.core import (
     Groups,
     MemoryOption,
@@ -20,7 +20,6 @@ from lightning_jd.core import (
     first_reduction_held,
     full_precision,
     loss_scale,
-    method_of_call,
     objectives_of,
     old_names,
     show_pieces,

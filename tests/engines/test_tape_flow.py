@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_jd import gramian, jacobian
+from lightning_jd.engines import Objectives
 from lightning_jd.engines.tape import register_flow, unregister_flow
 from lightning_jd.engines.tape.graph import Indices, local_vjp, records_of, walk
 from lightning_jd.engines.tape.owners._owners import NOBODY, Owners, in_order, joined
@@ -211,7 +212,7 @@ def test_no_flow_claims_too_much(name: str) -> None:
     operation, inputs = OPERATIONS[name]
     leaves = [x.clone().requires_grad_() for x in inputs]
     output = operation(*leaves)
-    graph = walk([output], [])
+    graph = walk(Objectives(("0",), "tasks", (output,)), [])
     records = records_of(graph.signature)
     known = 0
     indices = Indices(graph.nodes)

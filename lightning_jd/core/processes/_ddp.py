@@ -12,7 +12,7 @@ weights are not known yet. So the first reduction is held, and started with the 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import ref
@@ -27,7 +27,7 @@ from torch.nn.parallel.distributed import _find_tensors
 
 from lightning_jd.core.processes._delivery import Delivery
 from lightning_jd.core.processes._pool import Pool
-from lightning_jd.engines import NamedParameters, Objectives, own_hooks
+from lightning_jd.engines import NamedParameters, Objectives, nodes_below, own_hooks
 from lightning_jd.errors import SetupError
 
 _NOTE = "lightning_jd.forward"
@@ -142,6 +142,45 @@ def delivery_to(model: Any) -> Delivery:
     return Delivery(everywhere, averaged)
 
 
+def check_all_reached(
+    model: Any,
+    named: NamedParameters,
+    reached: Iterable[Tensor],
+    remedy: str,
+    *,
+    shared: bool = False,
+) -> None:
+    """Raise, on all processes alike, if the reduction of gradients would never end.
+
+    Args:
+        model: The model, maybe in DistributedDataParallel, which waits for every parameter.
+        named: The parameters.
+        reached: Those that some loss reaches.
+        remedy: How to set ``find_unused_parameters``.
+        shared: Whether ``params="shared"``.
+    """
+    if not isinstance(model, DistributedDataParallel) or not model.require_backward_grad_sync:
+        return
+    if model.find_unused_parameters or model.static_graph:
+        return
+    delivered = {id(tensor) for tensor in reached}
+    missing = [
+        name
+        for name, tensor in named
+        if id(tensor) not in delivered and name not in model.parameters_to_ignore
+    ]
+    if not missing:
+        return
+    shown = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
+    if shared:
+        remedy += ", and name the shared parameters by a pattern, such as params='trunk.*'"
+    raise SetupError(
+        f"DistributedDataParallel waits for a gradient of every parameter, but no loss of any "
+        f"process reaches {shown} in this batch. {remedy}; or freeze what is not used with "
+        "`requires_grad_(False)`."
+    )
+
+
 def _wrapper_in(model: Any) -> Any:
     """The DistributedDataParallel that a model is, or that it wraps."""
     while isinstance(model, nn.Module) and not isinstance(model, DistributedDataParallel):
@@ -150,24 +189,11 @@ def _wrapper_in(model: Any) -> Any:
 
 
 def _forwards(objectives: Objectives) -> Iterator[_Forward]:
-    """The notes in the graph of some losses, those nearest to them first."""
-    layer: list[Any] = [
-        output.grad_fn if isinstance(output, Tensor) else output.node
-        for output in objectives.outputs
-    ]
-    seen = set(layer)
-    while layer:
-        following = []
-        for node in layer:
-            if node is None:
-                continue
-            if (forward := node.metadata.get(_NOTE)) is not None:
-                yield forward
-            for below, _ in node.next_functions:
-                if below is not None and below not in seen:
-                    seen.add(below)
-                    following.append(below)
-        layer = following
+    """The notes in the graph of some losses, those above before those below."""
+    nodes: Iterable[Any] = nodes_below(objectives)
+    for node in nodes:
+        if (forward := node.metadata.get(_NOTE)) is not None:
+            yield forward
 
 
 @contextmanager

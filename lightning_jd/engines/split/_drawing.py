@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lightning_jd.engines._reach import LEAF
-from lightning_jd.engines.split._region import Place, inputs_of, operation, root_of, shape_at
+from lightning_jd.engines._graph import LEAF, Place
+from lightning_jd.engines.split._region import inputs_of, operation, root_of, shape_at
 
 
 def drawing_of(loss: Tensor, depth: int = 6, width: int = 4) -> str:

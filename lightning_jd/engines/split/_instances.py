@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from lightning_jd.engines._reach import LEAF
+from lightning_jd.engines._graph import LEAF, Place
 from lightning_jd.engines.split._operations import (
     CHOICES,
     COPIES,
@@ -31,7 +31,6 @@ from lightning_jd.engines.split._operations import (
 from lightning_jd.engines.split._origin import flows_into, origin_of, starts_sum
 from lightning_jd.engines.split._rebuild import rebuilt
 from lightning_jd.engines.split._region import (
-    Place,
     inputs_of,
     ones_at,
     operation,

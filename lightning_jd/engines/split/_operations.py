@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from lightning_jd.engines._reach import LEAF
-from lightning_jd.engines.split._region import Place, inputs_of, is_scalar, operation, shape_at
+from lightning_jd.engines._graph import LEAF, Place
+from lightning_jd.engines.split._region import inputs_of, is_scalar, operation, shape_at
 from lightning_jd.engines.tape.graph import RESHAPES, signed
 from lightning_jd.engines.tape.owners.flow import is_elementwise
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch.autograd.graph import Node
 
-from lightning_jd.engines._reach import LEAF
-from lightning_jd.engines.split._region import Place, inputs_of, is_scalar, operation, shape_at
+from lightning_jd.engines._graph import LEAF, Place
+from lightning_jd.engines.split._region import inputs_of, is_scalar, operation, shape_at
 from lightning_jd.engines.tape.graph import READERS, signed
 from lightning_jd.engines.tape.owners import Owners
 from lightning_jd.engines.tape.owners.flow import Crossing, flow_of, is_elementwise, is_known

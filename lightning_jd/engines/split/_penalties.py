@@ -8,10 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_jd.engines._graph import Place, leaves_of, walked
 from lightning_jd.engines._objectives import Term
-from lightning_jd.engines._reach import LEAF, parents_first
 from lightning_jd.engines.split._origin import depends_on_parameters_only
-from lightning_jd.engines.split._region import Place
 from lightning_jd.engines.split._values import value_at
 
 
@@ -50,8 +49,7 @@ def merged_penalties(
     places = [place for place in terms if depends_on_parameters_only(place, parameters)]
     if len(places) < 2 or len(places) == len(terms):
         return None
-    nodes = parents_first([node for node, _ in places])
-    leaves: list[Tensor] = [node.variable for node in nodes if node.name() == LEAF]  # type: ignore[attr-defined]
+    leaves = [leaf for _, leaf in leaves_of(walked([node for node, _ in places]))]
     if any(leaf._backward_hooks for leaf in leaves):
         return None
     gradients = torch.autograd.grad(

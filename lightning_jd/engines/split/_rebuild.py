@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_jd.engines._reach import LEAF
+from lightning_jd.engines._graph import LEAF, Place
 from lightning_jd.engines.split._operations import RESHAPED
-from lightning_jd.engines.split._region import Place, inputs_of, operation, shape_at
+from lightning_jd.engines.split._region import inputs_of, operation, shape_at
 
 
 def rebuilt(place: Place) -> Tensor | None:

@@ -8,17 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
 
+from lightning_jd.engines._graph import LEAF, Place, place_of, walked
 from lightning_jd.engines._hooks import hook_history, hooks_silenced
-from lightning_jd.engines._reach import LEAF, parents_first
 from lightning_jd.engines.tape.graph import local_vjp
 from lightning_jd.errors import GraphError
 
 #: Units of rounding between the same operations in another order.
 _ROUNDING = 16
-#: An output of a node.
-Place = tuple[Node, int]
 
 
 def operation(node: Node) -> str:
@@ -61,8 +59,7 @@ def inputs_of(node: Node) -> list[Place]:
 
 def root_of(loss: Tensor) -> Place:
     """Where a loss was computed."""
-    edge = get_gradient_edge(loss)
-    return edge.node, edge.output_nr
+    return place_of(loss)
 
 
 def pull_back(
@@ -89,7 +86,7 @@ def pull_back(
     """
     region = _region(root, enters)
     found: dict[Place, Tensor] = {root: gradient}
-    for node in parents_first([root[0]], within=region):
+    for node in walked([root[0]], within=region):
         outputs = len(node._input_metadata)
         arriving = [found.pop((node, number), None) for number in range(outputs)]
         leaving = local_vjp(node, _filled(node, arriving))

@@ -9,13 +9,14 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from lightning_jd.engines._graph import Place
 from lightning_jd.engines._objectives import Objectives, Term
 from lightning_jd.engines.split._drawing import drawing_of
 from lightning_jd.engines.split._instances import NotSeparableError, instances_of
 from lightning_jd.engines.split._names import names_from_log, names_from_operations
 from lightning_jd.engines.split._operations import is_linear, reduces_examples
 from lightning_jd.engines.split._penalties import Penalties, merged_penalties
-from lightning_jd.engines.split._region import Place, operation, root_of
+from lightning_jd.engines.split._region import operation, root_of
 from lightning_jd.engines.split._terms import terms_of
 from lightning_jd.engines.split._values import value_at
 from lightning_jd.errors import ArgumentError, GraphError

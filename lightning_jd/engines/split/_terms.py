@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
+from lightning_jd.engines._graph import Place
 from lightning_jd.engines._objectives import Term
 from lightning_jd.engines.split._operations import LOSSES, is_linear, is_stacked
 from lightning_jd.engines.split._origin import starts_sum
 from lightning_jd.engines.split._region import (
-    Place,
     inputs_of,
     is_scalar,
     ones_at,

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_jd.engines._reach import LEAF
+from lightning_jd.engines._graph import LEAF, Place
 from lightning_jd.engines.split._operations import LOSSES, RESHAPED
-from lightning_jd.engines.split._region import Place, operation, shape_at
+from lightning_jd.engines.split._region import operation, shape_at
 from lightning_jd.engines.tape.graph import signed
 
 #: An operation to its result, computed again from what it has kept.

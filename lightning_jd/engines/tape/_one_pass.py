@@ -48,7 +48,7 @@ def one_pass_of(objectives: Objectives, named: NamedParameters, scale: float | T
     request = Request(objectives, named, scale, TapeOptions(check="off"), retain_graph=True)
     if request.instances is None:
         return OnePass("there is one row only")
-    graph = walk(objectives.outputs, request.tensors)
+    graph = walk(objectives, request.tensors)
     known = memory.known(graph, request.types)
     hooks = hook_history.count(graph.nodes)
     certificates = memory.certificates(known, ("sharded", hooks))

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lightning_jd.engines._columns import to_columns
+from lightning_jd.engines._graph import LEAF
 from lightning_jd.engines._hooks import hooks_silenced
-from lightning_jd.engines._reach import LEAF
 from lightning_jd.engines.tape._compare import Component, Mismatch
 from lightning_jd.engines.tape.graph import Graph
 from lightning_jd.engines.tape.plan import Plan

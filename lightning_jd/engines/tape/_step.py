@@ -84,7 +84,7 @@ def run_step(
         if not loop.reached:
             raise request.nothing_reached()
         return Outcome(loop, paths=dict.fromkeys(loop.reached, "rows"))
-    graph = walk(request.objectives.outputs, request.tensors)
+    graph = walk(request.objectives, request.tensors)
     known = memory.known(graph, request.types)
     outcome = None
     while outcome is None:  # once more, if a certificate has failed

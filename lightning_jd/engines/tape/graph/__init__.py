@@ -1,6 +1,6 @@
 """The autograd graph below the losses, as data."""
 
-from lightning_jd.engines._reach import LEAF
+from lightning_jd.engines._graph import LEAF
 from lightning_jd.engines.tape.graph._constants import Constant, Ids, Shape, is_constant
 from lightning_jd.engines.tape.graph._differentiate import gradients_of, local_vjp, run_engine
 from lightning_jd.engines.tape.graph._node_arguments import (
@@ -25,7 +25,6 @@ from lightning_jd.engines.tape.graph._records import (
     Record,
     holds_functions,
     lowest,
-    parents_first,
     reaching_of,
     records_of,
     walk,
@@ -56,7 +55,6 @@ __all__ = [
     "lowest",
     "may_be_hooked",
     "overlap",
-    "parents_first",
     "place",
     "reaching_of",
     "read_indices",

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lightning_jd.engines._reach import LEAF
+from lightning_jd.engines._graph import LEAF
 from lightning_jd.engines.tape.graph._constants import Constant, Ids, Shape
 from lightning_jd.engines.tape.graph._records import FOREIGN, Edge, Record
 

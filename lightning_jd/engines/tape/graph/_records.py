@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from lightning_jd.engines._objectives import Output
-from lightning_jd.engines._reach import HIDING, LEAF, check_visible, place_of
+from lightning_jd.engines._graph import HIDING, LEAF, check_visible, nodes_below, place_of
+from lightning_jd.engines._objectives import Objectives
 from lightning_jd.engines.tape.graph._constants import Shape
 from lightning_jd.engines.tape.graph._node_arguments import READERS, signed
 
@@ -54,7 +54,7 @@ class Graph(NamedTuple):
     """The nodes below some outputs, and all that may be concluded from.
 
     Attributes:
-        nodes: Each is listed once.
+        nodes: Each is listed once, after every node that depends on it.
         signature: All nodes in the same order, one after the other; see :func:`records_of`.
         roots: The outputs.
         types: Those of the results of all operations.
@@ -66,7 +66,7 @@ class Graph(NamedTuple):
     types: frozenset[torch.dtype]
 
 
-def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
+def walk(objectives: Objectives, parameters: Sequence[Tensor]) -> Graph:
     """List everything that the losses depend on; ``parameters`` are the tracked leaves.
 
     It runs whenever a graph may be new, so the signature is raw: records are made from it once.
@@ -74,36 +74,24 @@ def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
     Raises:
         GraphError: If a part of the model is hidden behind reentrant checkpointing.
     """
+    below = nodes_below(objectives)
     positions = {id(parameter): k for k, parameter in enumerate(parameters)}
-    number_of: dict[Node, int] = {}
-    nodes: list[Node] = []
-    roots = []
-    for output in outputs:
-        root, output_number = place_of(output)
-        if root not in number_of:
-            number_of[root] = len(nodes)
-            nodes.append(root)
-        roots.append(Edge(number_of[root], output_number))
+    numbers = {node: number for number, node in enumerate(below)}
     signature: list[Any] = []
     types: set[torch.dtype] = set()
-    for node in nodes:  # grows while it is walked: breadth first
+    for node, children in below.items():
         name = node.name()
         if name == LEAF:
             leaf = node.variable  # type: ignore[attr-defined]
             signature += (positions.get(id(leaf), FOREIGN), leaf.shape)
             continue
         described = node._input_metadata
-        children = node.next_functions
         signature += (name, len(children), len(described))
-        for child, output_number in children:
+        for child, output in children:
             if child is None:
                 signature.append(None)
-                continue
-            number = number_of.get(child)
-            if number is None:
-                number = number_of[child] = len(nodes)
-                nodes.append(child)
-            signature += (number, output_number)
+            else:
+                signature += (numbers[child], output)
         for result in described:
             types.add(result.dtype)
             if result.is_nested_tensor:
@@ -116,7 +104,9 @@ def walk(outputs: Sequence[Output], parameters: Sequence[Tensor]) -> Graph:
             signature.append(READERS[name](node))
         elif name in HIDING:
             check_visible([node])
-    return Graph(nodes, tuple(signature), tuple(roots), frozenset(types))
+    places = map(place_of, objectives.outputs)
+    roots = tuple([Edge(numbers[node], output) for node, output in places])
+    return Graph([*below], tuple(signature), roots, frozenset(types))
 
 
 def holds_functions(graph: Graph) -> bool:
@@ -129,7 +119,7 @@ def holds_functions(graph: Graph) -> bool:
 
 
 def records_of(signature: Sequence[Any]) -> tuple[Record, ...]:
-    """Spell a signature out."""
+    """Spell a signature out: all nodes, parents first."""
     records = []
     entries = iter(signature)
     for first in entries:
@@ -152,31 +142,10 @@ def records_of(signature: Sequence[Any]) -> tuple[Record, ...]:
     return tuple(records)
 
 
-def parents_first(records: Sequence[Record], roots: Sequence[int]) -> tuple[int, ...]:
-    """All nodes below the roots, each after every node that depends on it."""
-    waiting = [0] * len(records)
-    for record in records:
-        for child in record.inputs:
-            if child is not None:
-                waiting[child.node] += 1
-    ready = [node for node in dict.fromkeys(roots) if waiting[node] == 0]
-    order: list[int] = []
-    while ready:
-        node = ready.pop()
-        order.append(node)
-        for child in records[node].inputs:
-            if child is not None:
-                waiting[child.node] -= 1
-                if waiting[child.node] == 0:
-                    ready.append(child.node)
-    return tuple(order)
-
-
-def reaching_of(records: Sequence[Record], order: Sequence[int]) -> set[int]:
+def reaching_of(records: Sequence[Record]) -> set[int]:
     """The nodes that some tracked parameter is below, and these parameters."""
     reaching: set[int] = set()
-    for node in reversed(order):
-        record = records[node]
+    for node, record in reversed([*enumerate(records)]):
         if record.name == LEAF:
             if record.facts != FOREIGN:
                 reaching.add(node)
@@ -185,12 +154,12 @@ def reaching_of(records: Sequence[Record], order: Sequence[int]) -> set[int]:
     return reaching
 
 
-def lowest(records: Sequence[Record], order: Sequence[int], nodes: Collection[int]) -> set[int]:
-    """The lowest of some nodes of a graph in ``order``: no other of them is below."""
+def lowest(records: Sequence[Record], nodes: Collection[int]) -> set[int]:
+    """The lowest of some nodes of a graph: no other of them is below."""
     above: set[int] = set()  # nodes with one of the nodes at or below them
     found: set[int] = set()
-    for node in reversed(order):
-        has_below = any(child is not None and child.node in above for child in records[node].inputs)
+    for node, record in reversed([*enumerate(records)]):
+        has_below = any(child is not None and child.node in above for child in record.inputs)
         if node in nodes and not has_below:
             found.add(node)
         if node in nodes or has_below:

@@ -16,7 +16,6 @@ from lightning_jd.engines.tape.graph import (
     Edge,
     Record,
     lowest,
-    parents_first,
     reaching_of,
 )
 from lightning_jd.engines.tape.owners import Arrangement, Evidence, Owners, in_order, single_owner
@@ -40,7 +39,6 @@ class Plan:
         by_rows: Parameters for which one pass per objective is needed.
         reached: All tracked parameters that the losses depend on.
         lost_at: The operation at which the owners of a parameter's uses got lost, if they did.
-        order: The nodes, parents first.
         leaves: The node of each tracked parameter.
         sizes: How many numbers each result of an operation has, those of parameters alone aside.
         roots: The outputs that are differentiated.
@@ -62,7 +60,6 @@ class Plan:
     by_rows: frozenset[int]
     reached: frozenset[int]
     lost_at: dict[int, str]
-    order: tuple[int, ...]
     leaves: dict[int, int]
     sizes: dict[Edge, int]
     sparse: frozenset[int]
@@ -103,8 +100,8 @@ class Plan:
         tasks = [0] * len(self.records)  # sets of tasks, as bits
         for task, root in enumerate(self.roots):
             tasks[root.node] |= 1 << task
-        for node in self.order:
-            for child in self.records[node].inputs:
+        for node, record in enumerate(self.records):
+            for child in record.inputs:
                 if child is not None:
                     tasks[child.node] |= tasks[node]
         return [None if bits & (bits - 1) else bits.bit_length() - 1 for bits in tasks]
@@ -125,7 +122,7 @@ class Plan:
     @cached_property
     def lowest_outputs(self) -> tuple[Edge, ...]:
         """Outputs of the lowest operations that use a parameter: no other one is below them."""
-        return self._outputs(lowest(self.records, self.order, self.by_node))
+        return self._outputs(lowest(self.records, self.by_node))
 
     def _outputs(self, nodes: Iterable[int]) -> tuple[Edge, ...]:
         return tuple(
@@ -145,22 +142,20 @@ def make_plan(
 
     What matters of the evidence is looked up; those dealt with row by row are not claimed.
     """
-    order = parents_first(records, [edge.node for edge in roots])
-    reaching = reaching_of(records, order)
+    reaching = reaching_of(records)
     begin = single_owner() if evidence.m == 1 else in_order(evidence.m)
     survey = Survey(records, reaching, evidence)
     for edge in roots:
         survey.arrive(edge, begin)
-    for node in order:
-        if node in reaching and records[node].name != LEAF:
+    for node, record in enumerate(records):
+        if node in reaching and record.name != LEAF:
             survey.cross(node)
-    return _sorted_out(survey, row_by_row, order, evidence.m, tuple(roots))
+    return _sorted_out(survey, row_by_row, evidence.m, tuple(roots))
 
 
 def _sorted_out(
     survey: Survey,
     row_by_row: frozenset[int],
-    order: tuple[int, ...],
     m: int,
     roots: tuple[Edge, ...],
 ) -> Plan:
@@ -187,7 +182,6 @@ def _sorted_out(
         by_rows=frozenset(by_rows & reached),
         reached=frozenset(reached),  # type: ignore[arg-type]  # facts of a leaf are a position
         lost_at=survey.lost_at,
-        order=order,
         leaves={
             record.facts: node
             for node, record in enumerate(records)

@@ -1,4 +1,4 @@
-"""Which tasks reach which parameters, read from the autograd graph."""
+"""The autograd graph of the losses, walked once per step, and which task reaches which leaf."""
 
 from __future__ import annotations
 
@@ -16,15 +16,70 @@ from lightning_jd.errors import ArgumentError, GraphError
 LEAF = "torch::autograd::AccumulateGrad"
 #: Nodes of reentrant checkpoints, which stand for a piece of the graph that is not there yet.
 HIDING = frozenset({"CheckpointFunctionBackward"})
-#: What the inputs of a node were computed by, as ``next_functions`` tells: node and output.
+#: An output of a node.
+Place = tuple[Node, int]
+#: What the inputs of a node were computed by, as ``next_functions`` tells.
 Children = tuple[tuple[Node | None, int], ...]
+
+
+def nodes_below(objectives: Objectives) -> dict[Node, Children]:
+    """All nodes of the graph of the losses, parents first; walked once for all who need it."""
+    found: dict[str, Any] = vars(objectives)
+    if "below" not in found:
+        found["below"] = walked([place_of(output)[0] for output in objectives.outputs])
+    below: dict[Node, Children] = found["below"]
+    return below
+
+
+def walked(roots: Sequence[Node], within: Collection[Node] | None = None) -> dict[Node, Children]:
+    """All nodes below the roots, each after everything that depends on it, with its children.
+
+    Args:
+        roots: Where to begin.
+        within: The nodes to list; the others end the walk.
+    """
+    order: list[Node] = []
+    known: dict[Node, Children] = {}
+    stack: list[Node | None] = [*roots]
+    while stack:
+        node = stack.pop()
+        if node is None:  # everything below the next one is listed
+            finished = stack.pop()
+            assert finished is not None
+            order.append(finished)
+        elif node not in known and (within is None or node in within):
+            children = known[node] = node.next_functions  # read once, for that is slow
+            if not children:
+                order.append(node)
+                continue
+            stack += (node, None)
+            for child, _ in children:
+                if child is not None and child not in known:
+                    stack.append(child)
+    return {node: known[node] for node in reversed(order)}
+
+
+def tasks_above(below: Mapping[Node, Children], roots: Sequence[Place | None]) -> dict[Node, int]:
+    """The tasks that depend on each node, as the bits of an integer, bit t for task t.
+
+    Args:
+        below: The graph, parents first.
+        roots: Where the loss of each task was computed; ``None`` for a constant.
+    """
+    masks = dict.fromkeys(below, 0)
+    for task, root in enumerate(roots):
+        if root is not None:
+            masks[root[0]] |= 1 << task
+    for node, children in below.items():
+        tasks = masks[node]
+        for child, _ in children:
+            if child is not None:
+                masks[child] |= tasks
+    return masks
 
 
 def tasks_reaching(objectives: Objectives) -> dict[int, int]:
     """Find the tasks whose loss depends on each leaf.
-
-    One walk over the graph, whatever the number of tasks: every node carries the set of the tasks
-    above it, as the bits of an integer.
 
     Args:
         objectives: Tasks: separate scalars, or a tensor that was stacked from one loss per task.
@@ -36,36 +91,19 @@ def tasks_reaching(objectives: Objectives) -> dict[int, int]:
     Raises:
         ArgumentError: If the losses of the tasks cannot be told apart in the graph.
     """
-    roots = task_roots(objectives)
-    below = _children([root[0] for root in roots if root is not None])
-    masks = dict.fromkeys(below, 0)
-    for task, root in enumerate(roots):
-        if root is not None:
-            masks[root[0]] |= 1 << task
-    reaching: dict[int, int] = {}
-    customs: list[Node] = []
-    for node, children in below.items():
-        tasks = masks[node]
-        for child, _ in children:
-            if child is not None:
-                masks[child] |= tasks
-        if not children and node.name() == LEAF:
-            leaf: Tensor = node.variable  # type: ignore[attr-defined]  # AccumulateGrad has it
-            reaching[id(leaf)] = tasks
-        elif isinstance(node, BackwardCFunction):
-            customs.append(node)
-    if customs:
-        _check_separate(customs, roots, below, masks)
-    return reaching
+    roots, below = task_roots(objectives), nodes_below(objectives)
+    masks = tasks_above(below, roots)
+    _check_separate(roots, below, masks)
+    return {id(leaf): masks[node] for node, leaf in leaves_of(below) if masks[node]}
 
 
 def _check_separate(
-    customs: list[Node],
-    roots: list[tuple[Node, int] | None],
-    below: Mapping[Node, Children],
-    masks: Mapping[Node, int],
+    roots: list[Place | None], below: Mapping[Node, Children], masks: Mapping[Node, int]
 ) -> None:
     """Raise if tasks leave one function by different outputs: the tasks below it are unknown."""
+    customs = [node for node in below if isinstance(node, BackwardCFunction)]
+    if not customs:
+        return
     entries: dict[Node, dict[int, int]] = {node: {} for node in customs}  # tasks by output
     given = [(*root, 1 << task) for task, root in enumerate(roots) if root is not None]
     passed = [(*edge, masks[node]) for node, children in below.items() for edge in children]
@@ -83,19 +121,24 @@ def _check_separate(
             )
 
 
+def leaves_of(below: Iterable[Node]) -> list[tuple[Node, Tensor]]:
+    """The nodes that are leaves, and their tensors."""
+    return [
+        (node, node.variable)  # type: ignore[attr-defined]  # AccumulateGrad has it
+        for node in below
+        if node.name() == LEAF
+    ]
+
+
 def leaves_reached(objectives: Objectives) -> set[int]:
     """The ``id`` of every leaf tensor that some loss depends on.
 
     Raises:
         GraphError: If reentrant checkpointing hides a part of the graph.
     """
-    nodes = nodes_below(objectives)
-    check_visible(nodes)
-    return {
-        id(node.variable)  # type: ignore[attr-defined]  # AccumulateGrad has it
-        for node in nodes
-        if node.name() == LEAF
-    }
+    below = nodes_below(objectives)
+    check_visible(below)
+    return {id(leaf) for _, leaf in leaves_of(below)}
 
 
 def holds_custom(objectives: Objectives) -> bool:
@@ -113,25 +156,11 @@ def holds_hooks(objectives: Objectives) -> bool:
     return hook_history.count(nodes_below(objectives)) > 0
 
 
-def nodes_below(objectives: Objectives) -> list[Node]:
-    """All nodes of the graph of the losses, parents first; walked once per step."""
-    found: dict[str, Any] = vars(objectives)
-    if "nodes" not in found:
-        found["nodes"] = parents_first([edge_of(output).node for output in objectives.outputs])
-    nodes: list[Node] = found["nodes"]
-    return nodes
-
-
-def edge_of(output: Output) -> GradientEdge:
-    """The place in the graph of what is differentiated."""
-    return output if isinstance(output, GradientEdge) else get_gradient_edge(output)
-
-
-def place_of(output: Output) -> tuple[Node, int]:
-    """:func:`edge_of` as a plain pair, which takes a tenth of the time."""
+def place_of(output: Output) -> Place:
+    """Where something that is differentiated was computed."""
     if isinstance(output, Tensor) and (node := output.grad_fn) is not None:
-        return node, output.output_nr
-    edge = edge_of(output)
+        return node, output.output_nr  # a tenth of the time of `get_gradient_edge`
+    edge = output if isinstance(output, GradientEdge) else get_gradient_edge(output)
     return edge.node, edge.output_nr
 
 
@@ -174,37 +203,7 @@ def check_not_freed(objectives: Objectives) -> None:
 _FREED = "lightning_jd: freed"
 
 
-def parents_first(roots: list[Node], within: Collection[Node] | None = None) -> list[Node]:
-    """All nodes below the roots, each after everything that depends on it."""
-    return list(_children(roots, within))
-
-
-def _children(
-    roots: Sequence[Node], within: Collection[Node] | None = None
-) -> dict[Node, Children]:
-    """What is below each node, in the order of :func:`parents_first`: read once, for it is slow."""
-    order: list[Node] = []
-    known: dict[Node, Children] = {}
-    stack: list[Node | None] = [*roots]
-    while stack:
-        node = stack.pop()
-        if node is None:  # everything below the next one is listed
-            finished = stack.pop()
-            assert finished is not None
-            order.append(finished)
-        elif node not in known and (within is None or node in within):
-            children = known[node] = node.next_functions
-            if not children:
-                order.append(node)
-                continue
-            stack += (node, None)
-            for child, _ in children:
-                if child is not None and child not in known:
-                    stack.append(child)
-    return {node: known[node] for node in reversed(order)}
-
-
-def task_roots(objectives: Objectives) -> list[tuple[Node, int] | None]:
+def task_roots(objectives: Objectives) -> list[Place | None]:
     """Where the loss of each task leaves the graph: a node and the number of its output.
 
     Raises:
@@ -223,12 +222,11 @@ def task_roots(objectives: Objectives) -> list[tuple[Node, int] | None]:
     )
 
 
-def _unstacked(loss: Tensor | Term) -> tuple[Node, int] | None:
+def _unstacked(loss: Tensor | Term) -> Place | None:
     """Look through a `stack` of all losses of which this loss is one entry."""
     if isinstance(loss, Term):
         return loss.edge.node, loss.edge.output_nr
-    edge = get_gradient_edge(loss)
-    node, position = edge.node, edge.output_nr
+    node, position = place_of(loss)
     below = node.next_functions[0][0] if node.next_functions else None
     if below is not None and _stacks_along(below, 0):
         if node.name() == "UnbindBackward0":
@@ -243,6 +241,6 @@ def _stacks_along(node: Node, axis: int) -> bool:
     return node.name() == "StackBackward0" and node._saved_dim == axis  # type: ignore[attr-defined]
 
 
-def _edge(node: Node, position: int) -> tuple[Node, int] | None:
+def _edge(node: Node, position: int) -> Place | None:
     child, output = node.next_functions[position]
     return None if child is None else (child, output)
