@@ -221,7 +221,7 @@ def test_torchrun_starts_the_processes(library: str) -> None:
     pytest.importorskip(library)
     torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
     run = subprocess.run(
-        [sys.executable, *torchrun, "-m", "tests.integration.test_plain_ddp", library],
+        [sys.executable, *torchrun, "-m", "tests.surfaces.test_plain_ddp", library],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

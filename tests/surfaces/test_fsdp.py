@@ -28,8 +28,8 @@ from lightning_jd.surfaces import JacobianDescent
 from tests.helpers.halves import shared_batches
 from tests.helpers.lightning import ManualRegression, Regression, fit, moved, network, weights
 from tests.helpers.two_processes import run_in_two_processes
-from tests.integration.features import Hooked
-from tests.integration.matrix import MISSING, PRECISIONS, STRATEGIES
+from tests.surfaces.features import Hooked
+from tests.surfaces.matrix import MISSING, PRECISIONS, STRATEGIES
 
 FSDP = next(name for name in STRATEGIES if "FSDP2" in name)
 EXACT = {"rtol": 0.0, "atol": 1e-10}  # in float64

@@ -15,7 +15,7 @@ from tests.helpers.lightning import (
     fit,
     moved,
 )
-from tests.integration.features import FEATURES
+from tests.surfaces.features import FEATURES
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 

@@ -26,7 +26,7 @@ from tests.helpers.lightning import (
     network,
 )
 from tests.helpers.two_processes import run_in_two_processes
-from tests.integration.test_checkpoints import KillAfter, KilledError, saving
+from tests.surfaces.test_checkpoints import KillAfter, KilledError, saving
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:.*add the following callbacks. \[.ModelCheckpoint"),

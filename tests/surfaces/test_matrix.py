@@ -11,8 +11,8 @@ from lightning_jd.errors import SetupError
 from lightning_jd.surfaces import JacobianDescent, JDStrategy
 from lightning_jd.surfaces._support import REFUSED
 from tests.helpers.lightning import Regression, assert_same_weights, batches, fit, moved
-from tests.integration.features import FEATURES, Feature
-from tests.integration.matrix import END, MODULES, PRECISIONS, START, STRATEGIES, table
+from tests.surfaces.features import FEATURES, Feature
+from tests.surfaces.matrix import END, MODULES, PRECISIONS, START, STRATEGIES, table
 
 ONE_DEVICE = [name for name, processes in STRATEGIES.items() if processes == 1]
 

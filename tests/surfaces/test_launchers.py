@@ -2,7 +2,7 @@
 
 Run as a script, because processes that are forked should not inherit what other tests have left:
 
-    python -m tests.integration.test_launchers
+    python -m tests.surfaces.test_launchers
 """
 
 import subprocess
@@ -49,7 +49,7 @@ def main() -> None:
 @pytest.mark.slow
 def test_whoever_starts_the_processes() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "tests.integration.test_launchers"],
+        [sys.executable, "-m", "tests.surfaces.test_launchers"],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

@@ -18,8 +18,8 @@ from lightning_jd.errors import NonFiniteError, SetupError
 from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy
 from tests.helpers.halves import Run, assert_halves_equal_the_whole, check, shared_batches
 from tests.helpers.lightning import ManualRegression, Regression, batches, fit, network, weights
-from tests.integration.features import FEATURES, Clipped, Hooked
-from tests.integration.matrix import MODULES, PRECISIONS, STRATEGIES
+from tests.surfaces.features import FEATURES, Clipped, Hooked
+from tests.surfaces.matrix import MODULES, PRECISIONS, STRATEGIES
 
 TWO_PROCESSES = [name for name in STRATEGIES if "ddp" in name]
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}

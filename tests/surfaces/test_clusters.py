@@ -62,7 +62,7 @@ def test_two_nodes(tmp_path: Path) -> None:
                     "--master_addr=127.0.0.1",
                     f"--master_port={port}",
                 ],
-                *["-m", "tests.integration.test_clusters", str(tmp_path)],
+                *["-m", "tests.surfaces.test_clusters", str(tmp_path)],
             ],
             cwd=ROOT,
             stdout=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """The support matrix: what the tests run is what docs/limits.md says.
 
-    python -m tests.integration.matrix docs/limits.md
+    python -m tests.surfaces.matrix docs/limits.md
 
 writes the table between the two markers in that file. `test_matrix.py`, `test_ddp.py` and
 `test_fsdp.py` run every cell, and hold that the table of the page is this one.
@@ -16,7 +16,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 
 from lightning_jd.surfaces._support import REFUSED
 from tests.helpers.lightning import Regression
-from tests.integration.features import BF16, FP16, Compiled
+from tests.surfaces.features import BF16, FP16, Compiled
 
 START, END = "<!-- support matrix -->", "<!-- end of the support matrix -->"
 
