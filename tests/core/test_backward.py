@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from lightning_jd.aggregators import GradDrop, Mean, UPGrad
-from lightning_jd.core import backward
+from lightning_jd.core import Accumulator, backward
 from lightning_jd.engines import jacobian
 from lightning_jd.engines.tape.graph import _differentiate
 from lightning_jd.errors import ArgumentError, GraphError, NonFiniteError
@@ -121,6 +121,24 @@ def test_what_is_not_selected_gets_its_plain_gradient(
     backward(losses, model, "upgrad", params=select)
     assert_close(torch.cat([p.grad.flatten() for _, p in trunk]), UPGrad()(J))
     for name in ("depth.weight", "edges.weight", "unused.weight"):
+        assert_close(model.get_parameter(name).grad, expected[name])
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("kind", ["instances", "matrix"])
+def test_the_plain_gradient_of_instances_is_their_mean_and_the_sum_over_tasks(
+    model: TwoTasks, x: Tensor, kind: str, pieces: int
+) -> None:
+    def losses(part: Tensor) -> Tensor:
+        errors = model.edges(model.trunk(part)).square()
+        return errors if kind == "matrix" else errors.mean(dim=1)
+
+    expected = plain_grads(model, losses(x).sum() / len(x))
+    step = Accumulator(model, "upgrad", params="trunk.*")
+    for part in x.chunk(pieces):
+        step.add(losses(part))
+    step.backward() if pieces > 1 else backward(losses(x), model, "upgrad", params="trunk.*")
+    for name in ("edges.weight", "edges.bias"):
         assert_close(model.get_parameter(name).grad, expected[name])
 
 
