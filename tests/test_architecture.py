@@ -107,7 +107,7 @@ PRIVATE = {
         *("metrics._alignment.of_direction", "metrics._alignment.of_unit"),
         *("metrics._unit.TOLERANCE", "metrics._unit.unit_gramian"),
     },
-    "surfaces/_promise.py": {"aggregators._regularisation.scale_of_reg"},
+    "surfaces/_promise.py": {"aggregators._dualcone.scale_of_reg"},
 }
 
 

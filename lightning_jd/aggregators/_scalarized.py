@@ -1,4 +1,4 @@
-"""STCH: a smooth maximum of the losses, with preferences."""
+"""Balancers that are the gradient of a function of the losses."""
 
 import math
 
@@ -14,9 +14,88 @@ from lightning_jd.aggregators._arguments import (
     positive,
     preference_for,
 )
-from lightning_jd.aggregators._balancer import Balancer
+from lightning_jd.aggregators._balancer import Balancer, check_positive
 from lightning_jd.aggregators._registry import register
 from lightning_jd.aggregators._step import Step
+
+
+@register
+class Equal(Balancer):
+    r"""The mean of the losses: :math:`w_i = 1/m`.
+
+    The update equals that of :class:`~lightning_jd.aggregators.Mean`, at the cost of plain
+    training.
+
+    Example:
+        >>> import torch
+        >>> Equal().weights(torch.tensor([1.0, 4.0]))
+        tensor([0.5000, 0.5000])
+    """
+
+    @override
+    def balance(self, losses: Tensor, step: Step) -> Tensor:
+        return losses.new_full((len(losses),), 1 / len(losses))
+
+
+@register
+class GLS(Balancer):
+    r"""Geometric Loss Strategy: the geometric mean of the losses.
+
+    .. math::
+        S(\ell) = \Bigl(\prod_{i=1}^{m} \ell_i\Bigr)^{1/m}, \qquad w_i = \frac{S(\ell)}{m\, \ell_i}
+
+    It has the direction of :class:`~lightning_jd.aggregators.LogLosses`, so rescaling a loss does
+    not change the direction. Its length scales with the losses.
+
+    Raises:
+        ArgumentError: When called, if a loss is not positive.
+
+    Example:
+        >>> import torch
+        >>> GLS().weights(torch.tensor([1.0, 4.0]))
+        tensor([1.0000, 0.2500])
+
+    References:
+        Chennupati et al., *MultiNet++: Multi-Stream Feature Aggregation and Geometric Loss Strategy
+        for Multi-Task Learning*, CVPR Workshops 2019.
+    """
+
+    keeps_small_tasks = True
+
+    @override
+    def balance(self, losses: Tensor, step: Step) -> Tensor:
+        check_positive("GLS", losses, step)
+        logs = losses.log()
+        return (logs.mean() - logs).exp() / len(losses)
+
+
+@register
+class LogLosses(Balancer):
+    r"""Scale-invariant balancing: the sum of the logarithms of the losses.
+
+    .. math:: S(\ell) = \sum_i \log \ell_i, \qquad w_i = 1 / \ell_i
+
+    Rescaling a loss by a positive constant does not change the update.
+
+    Raises:
+        ArgumentError: When called, if a loss is not positive.
+
+    Example:
+        >>> import torch
+        >>> LogLosses().weights(torch.tensor([0.5, 4.0]))
+        tensor([2.0000, 0.2500])
+
+    References:
+        Navon et al., *Multi-Task Learning as a Bargaining Game*, ICML 2022, where it is the
+        "scale-invariant" baseline.
+    """
+
+    keeps_small_tasks = True
+
+    @override
+    def balance(self, losses: Tensor, step: Step) -> Tensor:
+        check_positive("LogLosses", losses, step)
+        return 1 / losses
 
 
 @register

@@ -1,14 +1,14 @@
-"""RGW: random weights, a baseline that is hard to beat."""
-
-from typing import ClassVar
+"""Random weights, of gradients and of losses: a baseline that is hard to beat."""
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_jd.aggregators._balancer import Balancer
 from lightning_jd.aggregators._base import GramianAggregator, Property, check_gramian
 from lightning_jd.aggregators._random import OwnGenerator
 from lightning_jd.aggregators._registry import register
+from lightning_jd.aggregators._step import Step
 
 
 @register
@@ -35,9 +35,7 @@ class RGW(OwnGenerator, GramianAggregator):
         Learning*, TMLR 2022.
     """
 
-    properties: ClassVar[frozenset[Property]] = frozenset(
-        {Property.LINEAR_UNDER_SCALING, Property.WEIGHTED}
-    )
+    properties = frozenset({Property.LINEAR_UNDER_SCALING, Property.WEIGHTED})
     reads_gramian = False
 
     @override
@@ -45,3 +43,31 @@ class RGW(OwnGenerator, GramianAggregator):
         check_gramian(gramian)
         z = torch.randn(len(gramian), dtype=torch.float64, generator=self.generator)
         return z.softmax(dim=0).to(gramian.device, gramian.dtype, non_blocking=True)
+
+
+@register
+class RLW(OwnGenerator, Balancer):
+    r"""Random Loss Weighting: a new random convex combination of the losses at each step.
+
+    .. math:: w = \operatorname{softmax}(z), \qquad z \sim \mathcal N(0, I_m)
+
+    For the same draw, the update equals that of :class:`~lightning_jd.aggregators.RGW`, without
+    computing a Jacobian. A matrix of losses (instance and task) gets one draw per task.
+
+    Args:
+        seed: Seed of the random generator, whose state is part of the state dict.
+
+    Example:
+        >>> weights = RLW(seed=0).weights(torch.ones(3))
+        >>> bool((weights > 0).all()), round(float(weights.sum()), 6)
+        (True, 1.0)
+
+    References:
+        Lin et al., *Reasonable Effectiveness of Random Weighting: A Litmus Test for Multi-Task
+        Learning*, TMLR 2022.
+    """
+
+    @override
+    def balance(self, losses: Tensor, step: Step) -> Tensor:
+        z = torch.randn(len(losses), dtype=torch.float64, generator=self.generator)
+        return z.softmax(dim=0).to(losses)
