@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lightning_jd import backward, explain
 from lightning_jd.doctor import frozen_batch_norm, replace_batch_norm
 from lightning_jd.errors import ArgumentError
+from tests.helpers.rows import flat_gradient, rows_by_autograd
 
 
 class Block(nn.Module):
@@ -122,14 +123,11 @@ def test_frozen_statistics_are_constants(affine: bool) -> None:
         return  # without statistics of its own, there is no model with fixed ones
     twin = fixed(model, x, [24, 6])
     losses = twin(x).square().mean(dim=1)
-    tensors = list(twin.parameters())
-    rows = [torch.autograd.grad(loss, tensors, retain_graph=True) for loss in losses]
     report = backward(outputs.square().mean(dim=1), model, "mean")
     assert report.slow == {}
-    J = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+    J = rows_by_autograd(losses, twin)
     torch.testing.assert_close(report.gramian, J @ J.T)
-    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-    torch.testing.assert_close(found, J.mean(dim=0))
+    torch.testing.assert_close(flat_gradient(model), J.mean(dim=0))
 
 
 def test_what_is_frozen_is_restored() -> None:

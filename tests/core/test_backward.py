@@ -8,10 +8,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from lightning_jd.aggregators import GradDrop, Mean, UPGrad
-from lightning_jd.core import backward
+from lightning_jd.core import Accumulator, backward
 from lightning_jd.engines import jacobian
 from lightning_jd.engines.tape.graph import _differentiate
 from lightning_jd.errors import ArgumentError, GraphError, NonFiniteError
+from tests.helpers.rows import flat_gradient
 
 
 class TwoTasks(nn.Module):
@@ -56,7 +57,7 @@ def test_the_update_is_the_aggregation_of_the_rows(model: TwoTasks, x: Tensor) -
     named = [(name, p) for name, p in model.named_parameters() if "unused" not in name]
     J = jacobian(losses, named)
     report = backward(losses, model, "upgrad")
-    assert_close(torch.cat([p.grad.flatten() for _, p in named]), UPGrad()(J))
+    assert_close(flat_gradient(dict(named).values()), UPGrad()(J))
     assert_close(report.gramian, J @ J.T)
     assert_close(report.weights @ J, UPGrad()(J))
     assert report.names == ("depth", "edges")
@@ -96,7 +97,7 @@ def test_shared_gives_the_heads_the_gradient_of_their_own_loss(model: TwoTasks, 
         assert_close(model.get_parameter(name).grad, expected[name])
         assert report.paths[name] == "plain"
     assert_close(report.gramian, J @ J.T)  # without the heads
-    assert_close(torch.cat([p.grad.flatten() for _, p in trunk]), UPGrad()(J))
+    assert_close(flat_gradient(dict(trunk).values()), UPGrad()(J))
 
 
 def test_shared_with_one_task_in_this_batch_is_plain_training(model: TwoTasks, x: Tensor) -> None:
@@ -119,8 +120,26 @@ def test_what_is_not_selected_gets_its_plain_gradient(
     trunk = [(name, p) for name, p in model.named_parameters() if "trunk" in name]
     J = jacobian(losses, trunk)
     backward(losses, model, "upgrad", params=select)
-    assert_close(torch.cat([p.grad.flatten() for _, p in trunk]), UPGrad()(J))
+    assert_close(flat_gradient(dict(trunk).values()), UPGrad()(J))
     for name in ("depth.weight", "edges.weight", "unused.weight"):
+        assert_close(model.get_parameter(name).grad, expected[name])
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("kind", ["instances", "matrix"])
+def test_the_plain_gradient_of_instances_is_their_mean_and_the_sum_over_tasks(
+    model: TwoTasks, x: Tensor, kind: str, pieces: int
+) -> None:
+    def losses(part: Tensor) -> Tensor:
+        errors = model.edges(model.trunk(part)).square()
+        return errors if kind == "matrix" else errors.mean(dim=1)
+
+    expected = plain_grads(model, losses(x).sum() / len(x))
+    step = Accumulator(model, "upgrad", params="trunk.*")
+    for part in x.chunk(pieces):
+        step.add(losses(part))
+    step.backward() if pieces > 1 else backward(losses(x), model, "upgrad", params="trunk.*")
+    for name in ("edges.weight", "edges.bias"):
         assert_close(model.get_parameter(name).grad, expected[name])
 
 
@@ -142,7 +161,7 @@ def test_each_layer_can_be_aggregated_on_its_own(
         assert_close(report.groups[layer].gramian, J @ J.T)
         assert report.groups[layer].parameters == tuple(name for name, _ in named)
         if direction is not None:
-            assert_close(torch.cat([p.grad.flatten() for _, p in named]), direction)
+            assert_close(flat_gradient(dict(named).values()), direction)
     assert report.known_weights is None
     assert_close(report.gramian, sum(J @ J.T for _, J, _ in expected.values()))
 
@@ -157,7 +176,7 @@ def test_an_aggregator_that_is_no_weighting_sees_the_jacobian(model: TwoTasks, x
     named = [(name, p) for name, p in model.named_parameters() if "unused" not in name]
     J = jacobian(losses, named)
     report = backward(losses, model, GradDrop(seed=3))
-    assert_close(torch.cat([p.grad.flatten() for _, p in named]), GradDrop(seed=3)(J))
+    assert_close(flat_gradient(dict(named).values()), GradDrop(seed=3)(J))
     assert report.known_weights is None
     assert_close(report.gramian, J @ J.T)
     assert set(report.paths.values()) == {"jacobian"}
@@ -173,7 +192,7 @@ def test_the_jacobian_of_instances_costs_no_pass_per_row(model: TwoTasks, x: Ten
         model.zero_grad()
         with patch.object(_differentiate, "_engine", Mock(wraps=_differentiate._engine)) as engine:
             report = backward(losses, model, GradDrop(seed=3))
-    assert_close(torch.cat([p.grad.flatten() for _, p in named]), GradDrop(seed=3)(J))
+    assert_close(flat_gradient(dict(named).values()), GradDrop(seed=3)(J))
     assert_close(report.gramian, J @ J.T)
     assert engine.run_backward.call_count == 1 < len(J)
 

@@ -9,6 +9,7 @@ from lightning_jd import Accumulator, backward, gradient_norms, jacobian
 from lightning_jd.aggregators import Clip
 from lightning_jd.engines.tape import OuterProduct
 from lightning_jd.errors import ArgumentError, NonFiniteError, NotComputedError
+from tests.helpers.rows import flat_gradient
 
 
 def model() -> nn.Sequential:
@@ -24,10 +25,6 @@ def clipped(net: nn.Module, x: Tensor, norm: float) -> Tensor:
     """Row by row, from the definition; the mean."""
     J = jacobian(losses_of(net, x), net, chunk=1)
     return (J * (norm / J.norm(dim=1, keepdim=True)).clamp(max=1)).mean(dim=0)
-
-
-def gradient(net: nn.Module) -> Tensor:
-    return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
 
 
 @pytest.mark.parametrize("memory", ["fast", "low"])
@@ -47,7 +44,7 @@ def test_rows_are_clipped_and_no_product_of_rows_is_computed(
             monkeypatch.setattr(OuterProduct, "settle", products)
         net.zero_grad()
         report = backward(losses_of(net, x), net, Clip(norm, reduction), memory=memory)
-        assert_close(gradient(net), expected)
+        assert_close(flat_gradient(net), expected)
         assert report.known_gramian is None
         assert_close(report.groups[None].norms, gradient_norms(losses_of(net, x), net))
         with pytest.raises(NotComputedError, match="reads norms only"):
@@ -61,7 +58,7 @@ def test_groups_are_clipped_apart() -> None:
     for layer in (net[0], net[2]):
         J = jacobian(losses_of(net, x), layer, chunk=1)
         expected = (J * (0.3 / J.norm(dim=1, keepdim=True)).clamp(max=1)).mean(dim=0)
-        assert_close(gradient(layer), expected)
+        assert_close(flat_gradient(layer), expected)
 
 
 def test_micro_batches_are_one_batch() -> None:
@@ -70,14 +67,14 @@ def test_micro_batches_are_one_batch() -> None:
     for part in x.split(3):
         accumulator.add(losses_of(net, part))
     accumulator.backward()
-    assert_close(gradient(net), clipped(net, x, 0.3))
+    assert_close(flat_gradient(net), clipped(net, x, 0.3))
 
 
 def test_scaled_losses_are_clipped_by_their_own_norms() -> None:
     net, x = model(), torch.randn(5, 6).double()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     backward(losses_of(net, x), net, Clip(0.3), scaler=scaler)
-    assert_close(gradient(net), 1024 * clipped(net, x, 0.3))
+    assert_close(flat_gradient(net), 1024 * clipped(net, x, 0.3))
 
 
 def test_a_loss_that_is_not_finite_is_named() -> None:
@@ -87,7 +84,7 @@ def test_a_loss_that_is_not_finite_is_named() -> None:
         backward(losses_of(net, x), net, Clip(1.0))
     report = backward(losses_of(net, x), net, Clip(1.0), nonfinite="skip")
     assert report.skipped == ("2",)
-    assert_close(gradient(net), clipped(net, x[[0, 1, 3]], 1.0))
+    assert_close(flat_gradient(net), clipped(net, x[[0, 1, 3]], 1.0))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from lightning_jd import Accumulator, backward
 from lightning_jd.errors import ArgumentError, NonFiniteError, ShapeError
+from tests.helpers.rows import flat_gradient
 
 
 def network(dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -28,10 +29,6 @@ def losses(model: nn.Module, part: slice = slice(None), form: str = "instances")
     errors = (model(x[part]) - y[part]).square()
     named = dict(zip("abc", errors.mean(dim=0), strict=True))
     return {"instances": errors.mean(dim=1), "matrix": errors, "tasks": named}[form]
-
-
-def gradient(model: nn.Module) -> Tensor:
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
 def scales(aggregator: str | None) -> list[float]:
@@ -74,14 +71,14 @@ def test_a_scaler_leaves_scaled_gradients() -> None:
         torch.manual_seed(0)
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
         backward(losses(model, form="tasks"), model, aggregator, scaler=scaler)
-        assert_close(gradient(model), 64 * gradient(expected))
+        assert_close(flat_gradient(model), 64 * flat_gradient(expected))
 
 
 def test_a_scaler_that_is_disabled_does_nothing() -> None:
     expected, model = network(), network()
     backward(losses(expected), expected)
     backward(losses(model), model, scaler=torch.amp.GradScaler("cpu", enabled=False))
-    assert_close(gradient(model), gradient(expected))
+    assert_close(flat_gradient(model), flat_gradient(expected))
 
 
 def test_losses_that_were_scaled_before_are_explained() -> None:
@@ -121,7 +118,7 @@ def test_micro_batches_equal_the_large_batch(form: str, aggregator: Any, options
         for start in range(0, 16, 4):
             step.add(losses(model, slice(start, start + 4), form))
         step.backward()
-        assert_close(gradient(model), gradient(expected), rtol=0, atol=1e-12)
+        assert_close(flat_gradient(model), flat_gradient(expected), rtol=0, atol=1e-12)
 
 
 def test_an_accumulator_with_a_scaler() -> None:
@@ -131,7 +128,7 @@ def test_an_accumulator_with_a_scaler() -> None:
     for start in range(0, 16, 8):
         step.add(losses(model, slice(start, start + 8)))
     step.backward()
-    assert_close(gradient(model), 8 * gradient(expected), rtol=0, atol=1e-10)
+    assert_close(flat_gradient(model), 8 * flat_gradient(expected), rtol=0, atol=1e-10)
 
 
 def test_an_accumulator_needs_losses() -> None:
@@ -147,7 +144,7 @@ def test_rows_of_a_matrix(rows: Any, dim: int) -> None:
     backward(losses(expected, form="matrix").mean(dim=dim), expected, rows=rows)
     report = backward(losses(model, form="matrix"), model, rows=rows)
     assert len(report.names) == (3 if rows == "tasks" else 16)
-    assert_close(gradient(model), gradient(expected))
+    assert_close(flat_gradient(model), flat_gradient(expected))
 
 
 def test_nonfinite_rows_can_be_left_out() -> None:
@@ -160,7 +157,7 @@ def test_nonfinite_rows_can_be_left_out() -> None:
         nonfinite="skip",
     )
     assert report.skipped == ("c",)
-    assert_close(gradient(model), gradient(expected))
+    assert_close(flat_gradient(model), flat_gradient(expected))
 
 
 @pytest.mark.parametrize("option", ["rows", "nonfinite", "memory"])
@@ -175,11 +172,11 @@ def test_the_names_of_before_warn() -> None:
     backward(losses(expected), expected, params="0.*")
     with pytest.warns(FutureWarning, match=r"`select` .* is called `params` since 0\.3.*0\.4"):
         backward(losses(model), model, "upgrad", select="0.*")
-    assert_close(gradient(model), gradient(expected))
+    assert_close(flat_gradient(model), flat_gradient(expected))
     model.zero_grad()
     with (
         pytest.warns(FutureWarning, match=r"`select`"),
         pytest.warns(FutureWarning, match=r"`params` of `backward` is called `model`"),
     ):
         backward(losses(model), params=model, select="0.*")
-    assert_close(gradient(model), gradient(expected))
+    assert_close(flat_gradient(model), flat_gradient(expected))

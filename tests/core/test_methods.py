@@ -24,6 +24,7 @@ from lightning_jd.core import collect, compute_update
 from lightning_jd.engines import Objectives, jacobian, named_parameters_of
 from lightning_jd.engines._objectives import Term
 from lightning_jd.errors import ArgumentError, NonFiniteError
+from tests.helpers.rows import flat_gradient
 
 STATEFUL = {name: cls for name, cls in available().items() if issubclass(cls, Stateful)}
 
@@ -42,10 +43,6 @@ def data(t: int = 0) -> tuple[Tensor, Tensor]:
 def losses(model: nn.Module, t: int = 0) -> dict[str, Tensor]:
     x, y = data(t)
     return dict(zip("abc", (model(x) - y).square().mean(dim=0).unbind(), strict=True))
-
-
-def gradient(model: nn.Module) -> Tensor:
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
 class Listening(GramianAggregator):
@@ -100,7 +97,7 @@ def test_a_balancer_gives_the_gradient_of_the_weighted_losses(name: str) -> None
         Step(tuple("abc"), torch.stack(list(losses(expected).values())).detach())
     )
     sum(w * loss for w, loss in zip(weights, losses(expected).values(), strict=True)).backward()
-    assert_close(gradient(model), gradient(expected), rtol=1e-12, atol=1e-14)
+    assert_close(flat_gradient(model), flat_gradient(expected), rtol=1e-12, atol=1e-14)
     assert report.weights is not None
     assert_close(report.weights, weights, rtol=1e-12, atol=0)
     assert report.known_gramian is None
@@ -179,7 +176,7 @@ def test_pieces_of_a_step_are_one_step(name: str) -> None:
             expected = accumulated(whole, model, [t])
         else:
             lightning_jd.backward(losses(model, t), model, whole)
-            expected = gradient(model)
+            expected = flat_gradient(model)
         assert_close(found, expected, rtol=1e-8, atol=1e-10)
 
 
@@ -207,7 +204,7 @@ def test_the_halves_of_a_matrix_are_two_samples() -> None:
     fresh = MoDo(gamma=0.3, rho=0.1)
     names = [f"{k} ({half} half)" for half in ("first", "second") for k in range(3)]
     w = fresh.weigh(G, Step(tuple(names)))
-    assert_close(gradient(model), w @ torch.cat([A, B]), rtol=1e-10, atol=1e-12)
+    assert_close(flat_gradient(model), w @ torch.cat([A, B]), rtol=1e-10, atol=1e-12)
 
 
 def test_one_sample_is_refused() -> None:

@@ -1,6 +1,5 @@
 """The Jacobian as its definition says, independent of the package, and comparisons with it."""
 
-from collections.abc import Mapping
 from typing import Any
 from unittest.mock import patch
 
@@ -11,15 +10,9 @@ from torch.testing import assert_close
 from lightning_jd.engines import Objectives, Tape
 from lightning_jd.engines.tape.run import _freeing
 from tests.engines.zoo._registry import Losses, Named
+from tests.helpers.rows import scalars
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
-
-
-def scalars(losses: Losses) -> list[Tensor]:
-    """The objectives one by one."""
-    if isinstance(losses, Tensor):
-        return list(losses.reshape(-1).unbind())
-    return list(losses.values()) if isinstance(losses, Mapping) else list(losses)
 
 
 def jacobian_blocks(losses: Losses, named: Named) -> list[Tensor | None]:

@@ -14,6 +14,7 @@ from lightning_jd.aggregators import Constant
 from lightning_jd.engines import Objectives, holds_hooks
 from lightning_jd.engines.tape.plan import memory
 from lightning_jd.errors import GraphError
+from tests.helpers.rows import flat_gradient, rows_by_autograd
 
 Hook = Callable[[Tensor], Tensor | None]
 
@@ -45,24 +46,14 @@ def nothing_is_certified_yet() -> None:
     memory.forget()
 
 
-def rows(model: Hooked) -> Tensor:
-    losses = model(X)
-    found = []
-    for loss in losses:
-        gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-        found.append(torch.cat([g.flatten() for g in gradients]))
-    return torch.stack(found)
-
-
 def check(model: Hooked) -> None:
     """One step of UPGrad against rows by ordinary autograd."""
     model.zero_grad()
     report = backward(model(X), model, "upgrad")
-    J = rows(model)
+    J = rows_by_autograd(model(X), model)
     torch.testing.assert_close(report.gramian, J @ J.T)
-    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     assert report.weights is not None
-    torch.testing.assert_close(found, report.weights @ J)
+    torch.testing.assert_close(flat_gradient(model), report.weights @ J)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +106,7 @@ def test_a_clip_on_a_transposed_weight_is_noticed_though_rows_cancel(kind: str) 
         else:
             transposed.grad_fn.register_hook(lambda below, _: tuple(map(clip, below)))
         losses = (torch.cat([x, x + 1e-3]) @ transposed).sum(dim=1)
-        rows = [torch.autograd.grad(loss, weight, retain_graph=True)[0] for loss in losses]
-        J = torch.stack(rows).flatten(1)
+        J = rows_by_autograd(losses, [weight])
         torch.testing.assert_close(gramian(losses, [weight]), J @ J.T)
 
 
@@ -211,22 +201,16 @@ def test_hooks_that_change_gradients_are_honoured_from_the_step_on_in_which_they
 ) -> None:
     torch.manual_seed(0)
     model = Wide(width, batch_norm=batch_norm)
-    named = list(model.parameters())
     for step in range(7):
         model.hook = HOOKS[kind] if step >= 4 else None
         losses = losses_of(form, model(X))
-        rows = [
-            torch.cat([g.flatten() for g in torch.autograd.grad(loss, named, retain_graph=True)])
-            for loss in (losses.flatten() if isinstance(losses, Tensor) else losses)
-        ]
-        J = torch.stack(rows)
+        J = rows_by_autograd(losses, model)
         weights = torch.linspace(1, 2, len(J), dtype=torch.float64)
         model.zero_grad()
         report = backward(losses, model, Constant(weights.tolist()), memory=memory)
         scale = J.norm() ** 2
         assert (report.gramian - J @ J.T).norm() <= 1e-10 * scale, step
-        found = torch.cat([p.grad.flatten() for p in named if p.grad is not None])
-        assert (found - weights @ J).norm() <= 1e-10 * J.norm(), step
+        assert (flat_gradient(model) - weights @ J).norm() <= 1e-10 * J.norm(), step
 
 
 @pytest.mark.filterwarnings("ignore:Gradients must be linear:RuntimeWarning")
@@ -242,11 +226,10 @@ def test_the_mean_is_plain_training_whatever_hooks_do(kind: str, form: str) -> N
         losses = losses_of(form, model(X))
         vector = losses if isinstance(losses, Tensor) else torch.stack(losses)
         vector.mean().backward(retain_graph=True)
-        expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+        expected = flat_gradient(model)
         model.zero_grad()
         backward(losses, model, "mean")
-        found = torch.cat([p.grad.flatten() for p in model.parameters()])
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(flat_gradient(model), expected)
 
 
 def test_a_hook_is_known_at_its_own_graph() -> None:
@@ -259,11 +242,10 @@ def test_a_hook_is_known_at_its_own_graph() -> None:
         for model, losses in zip((first, second), both, strict=True):
             model.zero_grad()
             losses.mean().backward(retain_graph=True)
-            expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+            expected = flat_gradient(model)
             model.zero_grad()
             backward(losses, model, Constant([1 / len(X)] * len(X)))
-            found = torch.cat([p.grad.flatten() for p in model.parameters()])
-            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(flat_gradient(model), expected)
 
 
 @pytest.mark.filterwarnings("ignore:The Gramian must agree:RuntimeWarning")
@@ -286,9 +268,7 @@ def test_a_hook_is_known_if_another_thread_takes_steps(where: str) -> None:
     thread = Thread(target=work)
     thread.start()
     thread.join()
-    named = list(model.parameters())
-    rows = [torch.autograd.grad(loss, named, retain_graph=True) for loss in losses]
-    J = torch.stack([torch.cat([g.flatten() for g in gradients]) for gradients in rows])
+    J = rows_by_autograd(losses, model)
     torch.testing.assert_close(found[0] if found else gramian(losses, model), J @ J.T)
 
 
@@ -300,9 +280,7 @@ def test_a_hook_is_known_if_it_comes_after_a_first_look() -> None:
     losses = model.second(torch.tanh(h)).square().sum(dim=1)
     before = gramian(losses, model)
     h.register_hook(lambda g: 3 * g)
-    first = list(model.first.parameters())
-    found = [torch.autograd.grad(loss, first, retain_graph=True) for loss in losses]
-    J = torch.stack([torch.cat([g.flatten() for g in gradients]) for gradients in found])
+    J = rows_by_autograd(losses, model.first)
     after = gramian(losses, model)
     torch.testing.assert_close(after - before, (1 - 1 / 9) * J @ J.T)
 
@@ -314,12 +292,10 @@ def test_full_backward_hooks_that_change_gradients_are_honoured() -> None:
         model.zero_grad()
         losses = model(X).sum(dim=1)
         losses.mean().backward(retain_graph=True)
-        expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+        expected = flat_gradient(model)
         model.zero_grad()
         backward(losses, model, Constant([1 / len(X)] * len(X)))
-        torch.testing.assert_close(
-            torch.cat([p.grad.flatten() for p in model.parameters()]), expected
-        )
+        torch.testing.assert_close(flat_gradient(model), expected)
 
 
 @pytest.mark.parametrize("kind", ["scaling", "prehook", "posthook"])

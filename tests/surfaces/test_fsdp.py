@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,16 @@ class ShardedHooked(Sharded, Hooked):
     pass
 
 
-class Uneven(Sharded):
-    """The second process has one instance less."""
+class Changed(Sharded):
+    """The second process makes something else of its errors."""
+
+    def __init__(self, form: Any, change: Callable[[Tensor, Callable[..., Any]], Any]) -> None:
+        super().__init__(form)
+        self.change = change
 
     def in_form(self, errors: Tensor) -> Any:
-        return super().in_form(errors[: len(errors) - dist.get_rank()])
+        form = super().in_form
+        return self.change(errors, form) if dist.get_rank() else form(errors)
 
 
 class Summed(Sharded):
@@ -114,99 +120,47 @@ def train(strategy: dict[str, Any], make: Callable[[], Regression], **arguments:
 
 
 #: Name to the arguments of a run, and how close its weights are to those of DDP.
-RUNS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
-    "instances": ({"make": lambda: Sharded("instances")}, EXACT),
-    "uneven": ({"make": lambda: Uneven("instances")}, EXACT),
-    "matrix": ({"make": lambda: Sharded("matrix")}, EXACT),
-    "tasks": ({"make": lambda: Sharded("tasks")}, EXACT),
-    "ranks": (
-        {
-            "make": lambda: Sharded("scalar"),
-            "settings": {"aggregator": "upgrad", "rows": "ranks"},
-        },
-        EXACT,
-    ),
-    "a scalar, by terms": (
-        {"make": lambda: Summed("tasks"), "settings": {"aggregator": "upgrad", "split": "terms"}},
-        EXACT,
-    ),
-    "a scalar, by instances": (
-        {
-            "make": lambda: Sharded("scalar"),
-            "settings": {"aggregator": "upgrad", "split": "instances"},
-        },
-        EXACT,
-    ),
-    "hooks": ({"make": lambda: ShardedHooked("instances")}, EXACT),
-    "hooks, tasks": ({"make": lambda: ShardedHooked("tasks")}, EXACT),
-    "manually": ({"make": lambda: ShardedManually("list")}, EXACT),
-    "momentum": (
-        {"make": lambda: Sharded("tasks", torch.optim.AdamW), "gradient_clip_val": 0.1},
-        EXACT,
-    ),
-    "layers": (
-        {
-            "make": lambda: Sharded("instances"),
-            "settings": {"aggregator": "mgda", "groups": "layer"},
-        },
-        EXACT,
-    ),
-    "pattern": (
-        {
-            "make": lambda: Sharded("matrix"),
-            "settings": {"aggregator": "pcgrad", "params": "net.0.*"},
-        },
-        EXACT,
-    ),
-    "state": (
-        {
-            "make": lambda: Sharded("tasks"),
-            "settings": {"aggregator": "gradvac", "groups": "layer"},
-        },
-        EXACT,
-    ),
-    "state and losses": (
-        {"make": lambda: Sharded("tasks"), "settings": {"aggregator": "gradnorm"}},
-        EXACT,
-    ),
-    "losses only": (
-        {
-            "make": lambda: Sharded("tasks"),
-            "settings": {"aggregator": "uw", "accumulation": "step"},
-            "accumulate_grad_batches": 2,
-        },
-        EXACT,
-    ),
-    "two samples": ({"make": lambda: Sharded("matrix"), "settings": {"aggregator": "modo"}}, EXACT),
-    "micro-batches": ({"make": lambda: Sharded("tasks"), "accumulate_grad_batches": 2}, EXACT),
-    "tasks, whole steps": (
-        {
-            "make": lambda: Sharded("tasks"),
-            "accumulate_grad_batches": 2,
-            "settings": {"aggregator": "upgrad", "accumulation": "step"},
-        },
-        EXACT,
-    ),
-    "instances, whole steps": (
-        {
-            "make": lambda: Sharded("instances"),
-            "accumulate_grad_batches": 2,
-            "settings": {"aggregator": "mgda", "accumulation": "step"},
-        },
-        EXACT,
-    ),
-}
-for precision, (trainer_arguments, _tolerance) in PRECISIONS.items():
+RUNS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}
+
+
+def add_run(
+    name: str,
+    form: Any,
+    aggregator: str = "upgrad",
+    cls: Any = Sharded,
+    pieces: int = 1,
+    **settings: Any,
+) -> None:
+    arguments = {"make": lambda: cls(form), "accumulate_grad_batches": pieces}
+    RUNS[name] = ({**arguments, "settings": {"aggregator": aggregator, **settings}}, EXACT)
+
+
+for form in ("instances", "matrix", "tasks"):
+    add_run(form, form)
+add_run("uneven", "instances", cls=partial(Changed, change=lambda errors, form: form(errors[:-1])))
+add_run("ranks", "scalar", rows="ranks")
+add_run("a scalar, by terms", "tasks", cls=Summed, split="terms")
+add_run("a scalar, by instances", "scalar", split="instances")
+add_run("hooks", "instances", cls=ShardedHooked)
+add_run("hooks, tasks", "tasks", cls=ShardedHooked)
+add_run("manually", "list", cls=ShardedManually)
+add_run("momentum", "tasks", cls=partial(Sharded, optimizer=torch.optim.AdamW))
+RUNS["momentum"][0]["gradient_clip_val"] = 0.1
+add_run("layers", "instances", "mgda", groups="layer")
+add_run("pattern", "matrix", "pcgrad", params="net.0.*")
+add_run("state", "tasks", "gradvac", groups="layer")
+add_run("state and losses", "tasks", "gradnorm")
+add_run("losses only", "tasks", "uw", pieces=2, accumulation="step")
+add_run("two samples", "matrix", "modo")
+add_run("micro-batches", "tasks", pieces=2)
+add_run("tasks, whole steps", "tasks", pieces=2, accumulation="step")
+add_run("instances, whole steps", "instances", "mgda", pieces=2, accumulation="step")
+for precision, (trainer_arguments, tolerance) in PRECISIONS.items():
     for kind, cls in {"eager": Sharded, "compiled": Compiled}.items():
         if precision not in MISSING[FSDP]:
-            RUNS[f"{precision}, {kind}"] = (
-                {
-                    "make": lambda cls=cls: cls("instances"),
-                    "dtype": torch.float32,
-                    **trainer_arguments(),
-                },
-                _tolerance,
-            )
+            add_run(name := f"{precision}, {kind}", "instances", cls=cls)
+            arguments = {**RUNS[name][0], "dtype": torch.float32, **trainer_arguments()}
+            RUNS[name] = (arguments, tolerance)
 
 
 def equal_to_ddp(rank: int, folder: Path) -> None:
@@ -247,58 +201,51 @@ class PartlyWhole(Sharded):
         fully_shard(self.net[0], mesh=self.device_mesh["data_parallel"])
 
 
-class OnOneProcess(Sharded):
-    """One of the tasks is missing on the second process."""
+def with_b(change: Callable[[Tensor], Any]) -> Any:
+    """The second process has something else in the place of its second loss."""
 
-    def in_form(self, errors: Tensor) -> Any:
-        losses = super().in_form(errors)["loss"]
-        if dist.get_rank() == 1:
-            losses["b"] = None
-        return {"loss": losses}
+    def changed(errors: Tensor, form: Any) -> Any:
+        losses = form(errors)["loss"]
+        return {"loss": {**losses, "b": change(losses["b"])}}
 
-
-class Nothing(Sharded):
-    """The second process has no instance, and no graph that goes through the model."""
-
-    def in_form(self, errors: Tensor) -> Any:
-        return torch.zeros(0, requires_grad=True) if dist.get_rank() else errors.mean(dim=1)
+    return lambda: Changed("tasks", changed)
 
 
-class Spoiled(Sharded):
-    def in_form(self, errors: Tensor) -> Any:
-        losses = super().in_form(errors)["loss"]
-        if dist.get_rank() == 1:
-            losses["b"] = losses["b"] * torch.nan
-        return {"loss": losses}
-
-
-class Failing(Sharded):
-    """The second process fails after the forward pass, in which the first needs it."""
-
-    def in_form(self, errors: Tensor) -> Any:
-        if dist.get_rank() == 1:
-            raise KeyError("a label that nobody has seen before")
-        return super().in_form(errors)
-
-
-class ScalarOnOneProcess(Sharded):
-    def in_form(self, errors: Tensor) -> Any:
-        return errors.mean() if dist.get_rank() == 1 else super().in_form(errors)
+def failing(errors: Tensor, form: Any) -> Any:
+    """After the forward pass, in which the first process needs the second."""
+    raise KeyError("a label that nobody has seen before")
 
 
 def refuse(rank: int, folder: Path) -> None:
     warnings.simplefilter("ignore")
-    for cls, error, message in (
-        (PartlyWhole, SetupError, r"cut into one piece .* got 'net\.2\.weight', which is not in"),
-        (Nothing, ArgumentError, r"must have losses, .* got \[2, 0\]"),
-        (OnOneProcess, ArgumentError, r"same tasks, got \[\['a', 'b', 'c'\], \['a', 'c'\]\]"),
-        # and no word of nonfinite='skip', which is refused here
-        (Spoiled, NonFiniteError, r"in 1 of 6 on 2 processes: 'b'\. [^=]*or lower the learning r"),
-        (ScalarOnOneProcess, ArgumentError, "or all must have one scalar"),
-        (Failing, KeyError if rank else PeerError, "a label that nobody has seen before"),
+    for make, error, message in (
+        (
+            lambda: PartlyWhole("tasks"),
+            *(SetupError, r"cut into one piece .* got 'net\.2\.weight', which is not in"),
+        ),
+        (
+            lambda: Changed("instances", lambda errors, form: torch.zeros(0, requires_grad=True)),
+            *(ArgumentError, r"must have losses, .* got \[2, 0\]"),
+        ),
+        (
+            with_b(lambda b: None),
+            *(ArgumentError, r"same tasks, got \[\['a', 'b', 'c'\], \['a', 'c'\]\]"),
+        ),
+        (  # and no word of nonfinite='skip', which is refused here
+            with_b(lambda b: b * torch.nan),
+            *(NonFiniteError, r"in 1 of 6 on 2 processes: 'b'\. [^=]*or lower the learning r"),
+        ),
+        (
+            lambda: Changed("tasks", lambda errors, form: errors.mean()),
+            *(ArgumentError, "or all must have one scalar"),
+        ),
+        (
+            lambda: Changed("tasks", failing),
+            *(KeyError if rank else PeerError, "a label that nobody has seen before"),
+        ),
     ):
         with pytest.raises(error, match=message):
-            train(in_pieces(), lambda cls=cls: cls("tasks"))
+            train(in_pieces(), make)
     with pytest.raises(SetupError, match="must be a weighting of the rows, got graddrop"):
         train(in_pieces(), lambda: Sharded("tasks"), settings={"aggregator": "graddrop"})
     with pytest.raises(AggregatorError, match=r"The aggregator careless .* NaN or infinity in 3"):

@@ -176,20 +176,10 @@ def _half(rank: int) -> Any:
     )
 
 
-def _two_processes(rank: int, folder: Path, name: str, epochs: int = 2) -> None:
-    from lightning.pytorch.strategies import DDPStrategy
-
-    method = resolve(name)
-    run = Regression(form(method), lr=0.05)  # type: ignore[arg-type]
-    fitted = fit(
-        run,
-        _half(rank),
-        callbacks=[JacobianDescent(method, check_replicas=1)],
-        strategy=DDPStrategy(),
-        devices=2,
-        use_distributed_sampler=False,
-        max_epochs=epochs,
-    )
+def _two_processes(rank: int, folder: Path, name: str, make: Any, epochs: int = 2) -> None:
+    run, callback = make(), JacobianDescent(name, check_replicas=1)
+    two = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
+    fitted = fit(run, _half(rank), callbacks=[callback], max_epochs=epochs, **two)
     fitted.save_checkpoint(folder / "last.ckpt")
     if rank == 0:
         torch.save(run.net.state_dict(), folder / "net.pt")
@@ -210,102 +200,39 @@ class _Heads(Regression):
         return {"loss": {name: errors.mean() for name, errors in found.items()}}
 
 
-def _features(rank: int, folder: Path, form: Any) -> None:
-    from lightning.pytorch.strategies import DDPStrategy
-
-    run = _Heads(form, lr=0.05)
-    fit(
-        run,
-        _half(rank),
-        callbacks=[JacobianDescent("fromfeatures", check_replicas=1)],
-        strategy=DDPStrategy(),
-        devices=2,
-        use_distributed_sampler=False,
-    )
-    if rank == 0:
-        torch.save(run.net.state_dict(), folder / "net.pt")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["tasks", "matrix"])
-def test_features_of_two_processes_are_those_of_one_on_the_whole_batch(
-    form: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "form", "cls"),
+    [
+        *[(name, "tasks", Regression) for name in ("graddrop", "moco", "uw")],
+        *[(name, "matrix", Regression) for name in ("modo", "sdmgrad")],  # two samples
+        *[("fromfeatures", form, _Heads) for form in ("tasks", "matrix")],
+    ],
+)
+def test_two_processes_are_one_on_the_whole_batch(
+    name: str, form: str, cls: type[Regression], tmp_path: Path
 ) -> None:
-    run_in_two_processes(partial(_features, form=form), tmp_path)
-    alone = _Heads(form, lr=0.05)
-    callback = JacobianDescent("fromfeatures")
+    make = partial(cls, form, lr=0.05)  # type: ignore[arg-type]
+    run_in_two_processes(partial(_two_processes, name=name, make=make), tmp_path)
+    alone, callback = make(), JacobianDescent(name)
     fit(alone, callbacks=[callback])
+    assert moved(alone.net, network())
+    found = torch.load(tmp_path / "net.pt")
+    torch.testing.assert_close(found, dict(alone.net.state_dict()), rtol=1e-3, atol=1e-4)
     assert callback.report is not None
-    assert set(callback.report.paths.values()) == {"features"}
-    found = torch.load(tmp_path / "net.pt")
-    for key, value in alone.net.state_dict().items():
-        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["graddrop", "moco", "uw"])
-def test_two_processes_are_one_on_the_whole_batch(name: str, tmp_path: Path) -> None:
-    run_in_two_processes(partial(_two_processes, name=name), tmp_path)
-    alone = Regression("tasks", lr=0.05)
-    fit(alone, callbacks=[JacobianDescent(name)])
-    found = torch.load(tmp_path / "net.pt")
-    for key, value in alone.net.state_dict().items():
-        torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4)
+    if cls is _Heads:
+        assert set(callback.report.paths.values()) == {"features"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dwa", "gradvac", "moco", "uw"])
 def test_one_process_continues_the_run_of_two(name: str, tmp_path: Path) -> None:
-    run_in_two_processes(partial(_two_processes, name=name, epochs=1), tmp_path)
-    resumed, alone = (Regression("tasks", lr=0.05) for _ in range(2))
-    path = tmp_path / "last.ckpt"
-    fit(resumed, ckpt_path=path, callbacks=[JacobianDescent(name)])
+    make = partial(Regression, "tasks", lr=0.05)
+    run_in_two_processes(partial(_two_processes, name=name, make=make, epochs=1), tmp_path)
+    resumed, alone = make(), make()
+    fit(resumed, ckpt_path=tmp_path / "last.ckpt", callbacks=[JacobianDescent(name)])
     fit(alone, callbacks=[JacobianDescent(name)])
     assert_same_weights(resumed, alone, rtol=1e-3, atol=1e-4)
-
-
-def _by_hand(weighting: Any) -> dict[str, torch.Tensor]:
-    """Two epochs on the whole batches: rows by autograd in float64, weights by TorchJD."""
-    net = network().double()
-    params = list(net.parameters())
-    for x, y in [*batches(), *batches()]:
-        errors = (net(x.double()) - y.double()).square()
-        samples = []
-        for start in range(2):  # of both processes: every other instance
-            losses = errors[start::2].mean(dim=0)
-            rows = [torch.autograd.grad(loss, params, retain_graph=True) for loss in losses]
-            samples.append(torch.stack([torch.cat([g.flatten() for g in row]) for row in rows]))
-        first, second = samples
-        update = weighting(first @ second.T) @ (first + second) / 2
-        with torch.no_grad():
-            for p, part in zip(params, update.split([p.numel() for p in params]), strict=True):
-                p -= 0.05 * part.view_as(p)
-    return net.state_dict()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "theirs"), [("modo", "MoDoWeighting"), ("sdmgrad", "SDMGradWeighting")]
-)
-def test_two_samples_on_two_processes_are_those_of_the_whole_batch(
-    name: str, theirs: str, tmp_path: Path
-) -> None:
-    torchjd = pytest.importorskip("torchjd")
-    method = resolve(name)
-    arguments = {"gamma": 0.1, "rho": 0.1} if name == "modo" else {}
-    assert all(getattr(method, key) == value for key, value in arguments.items())
-    run_in_two_processes(partial(_two_processes, name=name), tmp_path)
-    found = torch.load(tmp_path / "net.pt")
-    expected = _by_hand(getattr(torchjd.aggregation, theirs)(**arguments))
-    for key, value in expected.items():
-        torch.testing.assert_close(found[key].double(), value, rtol=1e-3, atol=1e-4)
-    assert moved(network(), _loaded(found))
-
-
-def _loaded(state: dict[str, torch.Tensor]) -> torch.nn.Module:
-    net = network()
-    net.load_state_dict(state)
-    return net
 
 
 def test_cheaper_weights_are_arguments_of_every_surface() -> None:

@@ -11,20 +11,11 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 from torch import Tensor
 from torch.testing import assert_close
-from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_jd import fabric as jd
 from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy, JDModuleMixin
-from tests.helpers.lightning import (
-    ManualRegression,
-    Regression,
-    batches,
-    fit,
-    moved,
-    network,
-    weights,
-)
-from tests.helpers.two_processes import run_in_two_processes
+from tests.helpers.halves import Runs, assert_halves_equal_the_whole, check, shared_batches
+from tests.helpers.lightning import ManualRegression, Regression, fit, moved, network, weights
 
 CLOSE = {"rtol": 0.0, "atol": 1e-10}
 EPOCHS = 3  # of 4 batches of 4, of which the first process gets the even samples
@@ -47,14 +38,6 @@ class FlaggedShares(JDModuleMixin, Shares):
     jacobian_descent: Any = None
 
 
-def data() -> DataLoader[tuple[Tensor, ...]]:
-    whole = batches(n=16)
-    if not dist.is_initialized():
-        return whole
-    own = DistributedSampler(whole.dataset, shuffle=False)  # Lightning would shuffle
-    return DataLoader(whole.dataset, batch_size=2, sampler=own)
-
-
 def train(
     cls: type[Regression], surface: str, accumulate: int, **options: Any
 ) -> dict[str, Tensor]:
@@ -70,7 +53,7 @@ def train(
         arguments["callbacks"] = [JacobianDescent(**options)]
     fit(
         module,
-        data(),
+        shared_batches(),
         max_epochs=EPOCHS,
         precision="64-true",
         accumulate_grad_batches=accumulate,
@@ -86,7 +69,7 @@ def train_with_fabric() -> dict[str, Tensor]:
     fabric.launch()
     net, recipe = network(), Shares("scalar")
     model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.05))
-    for batch in data():
+    for batch in shared_batches():
         x, y = (tensor.double() for tensor in batch)
         output = recipe.in_form((model(x) - y).square())
         optimizer.zero_grad()
@@ -96,8 +79,8 @@ def train_with_fabric() -> dict[str, Tensor]:
     return weights(net)
 
 
-def runs() -> dict[str, Callable[[], dict[str, Tensor]]]:
-    cases: dict[str, Callable[[], dict[str, Tensor]]] = {"fabric": train_with_fabric}
+def runs() -> Runs:
+    cases: dict[str, Callable[[], dict[str, Tensor]]] = {}
     for aggregator in ("upgrad", "mgda", "pcgrad", "graddrop"):
         for surface in ("callback", "strategy"):
             for accumulation in ("batch", "step"):
@@ -109,33 +92,26 @@ def runs() -> dict[str, Callable[[], dict[str, Tensor]]]:
     cases["flag"] = lambda: train(FlaggedShares, "flag", 1, aggregator="upgrad")
     cases["manual"] = lambda: train(ManualShares, "callback", 1, aggregator="upgrad")
     cases["layers"] = lambda: train(Shares, "callback", 1, aggregator="upgrad", groups="layer")
-    return cases
+    # Fabric hands out what a model returns in float32.
+    fabric = {"fabric": (train_with_fabric, {**CLOSE, "atol": 1e-6})}
+    return fabric | {name: (run, CLOSE) for name, run in cases.items()}
 
 
 def work(rank: int, folder: Path) -> None:
     warnings.simplefilter("ignore")
-    expected = torch.load(folder / "expected.pt")
-    for name, run in runs().items():
-        actual = run()
-        both: list[Any] = [None, None]
-        dist.all_gather_object(both, actual)
-        assert_close(both[0], both[1], rtol=0, atol=0, msg=lambda m, n=name: f"{n}: {m}")
-        # Fabric hands out what a model returns in float32
-        close = {**CLOSE, "atol": 1e-6} if name == "fabric" else CLOSE
-        assert_close(actual, expected[name], **close, msg=lambda m, n=name: f"{n}: {m}")
+    check(runs(), folder)
     mean, plain = Shares("scalar"), Shares("scalar")
     ddp = {"strategy": "ddp", "devices": 2, "max_epochs": 1, "precision": "64-true"}
     callback = JacobianDescent("mean", rows="ranks")
-    fit(mean, data(), callbacks=[callback], **ddp)
-    fit(plain, data(), **ddp)
+    fit(mean, shared_batches(), callbacks=[callback], **ddp)
+    fit(plain, shared_batches(), **ddp)
     assert_close(weights(mean), weights(plain), **CLOSE)
     assert callback.report.names == ("0", "1")
 
 
 @pytest.mark.slow
 def test_two_processes_equal_two_tasks_of_one(tmp_path: Path) -> None:
-    torch.save({name: run() for name, run in runs().items()}, tmp_path / "expected.pt")
-    run_in_two_processes(work, tmp_path)
+    assert_halves_equal_the_whole(work, runs(), tmp_path)
 
 
 @pytest.mark.parametrize(

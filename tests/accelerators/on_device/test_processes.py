@@ -41,8 +41,8 @@ def is_possible(name: str) -> bool:
 
 
 def runs() -> Runs:
-    ranks = {name: (run, test_ranks.CLOSE) for name, run in test_ranks.runs().items()}
-    return {name: run for name, run in (test_ddp.runs() | ranks).items() if is_possible(name)}
+    both = test_ddp.runs() | test_ranks.runs()
+    return {name: run for name, run in both.items() if is_possible(name)}
 
 
 def work(rank: int, folder: Path) -> None:

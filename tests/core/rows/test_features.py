@@ -16,6 +16,7 @@ from lightning_jd.core.rows._features import features_gramian
 from lightning_jd.engines import Objectives
 from lightning_jd.errors import ArgumentError, GraphError
 from tests.helpers.matrices import normal
+from tests.helpers.rows import rows_by_autograd
 
 
 class TrunkAndHeads(nn.Module):
@@ -40,11 +41,7 @@ def test_the_features_are_the_outputs_of_the_trunk() -> None:
     losses, features = TrunkAndHeads().losses()
     ((node, _),) = cut_of(Objectives.of(losses), None, []).places
     assert node is features.grad_fn
-    rows = [
-        torch.autograd.grad(loss, features, retain_graph=True)[0].flatten()
-        for loss in losses.values()
-    ]
-    J = torch.stack(rows)
+    J = rows_by_autograd(losses, [features])
     assert_close(features_gramian(Objectives.of(losses)), J @ J.T, rtol=1e-12, atol=1e-15)
 
 
@@ -155,16 +152,11 @@ def heads_on(z: Tensor, kinds: list[str]) -> list[Tensor]:
     return [(head(z) - 0.1 * k).square().flatten(1).mean(1) for k, head in enumerate(heads)]
 
 
-def rows_at(losses: list[Tensor], z: Tensor) -> Tensor:
-    found = [torch.autograd.grad(loss, z, retain_graph=True)[0] for loss in losses]
-    return torch.stack(found).flatten(1)
-
-
 @pytest.mark.parametrize("kinds", [*([kind] * 3 for kind in MIXED), list(MIXED)], ids=str)
 def test_heads_of_every_kind(kinds: list[str]) -> None:
     z = (normal(0, 5, 6) @ normal(1, 6, 6).requires_grad_()).tanh()
     losses = [loss.mean() for loss in heads_on(z, kinds)]
-    J = rows_at(losses, z)
+    J = rows_by_autograd(losses, [z])
     for features in (None, z):
         G = features_gramian(Objectives.of(losses), 4.0, features)
         assert_close(G, J @ J.T, rtol=1e-10, atol=1e-14)
@@ -185,7 +177,7 @@ def test_instances_and_tasks(kinds: list[str], named: bool) -> None:
     W = nn.Parameter(normal(1, 6, 6))
     z = normal(0, 5, 6) @ W
     losses = torch.stack(heads_on(z, kinds), dim=1)
-    J = rows_at(list(losses.flatten()), z)
+    J = rows_by_autograd(losses, [z])
     features = "trunk" if named else None
     G = features_gramian(Objectives.of(losses), 2.0, features, [("trunk.weight", W)])
     assert_close(G, J @ J.T, rtol=1e-10, atol=1e-14)

@@ -17,8 +17,8 @@ from lightning_jd.engines.tape.owners import _probe
 from lightning_jd.engines.tape.plan import memory
 from lightning_jd.errors import GraphError
 from tests.engines.fuzz.generate import STEPS, Graph
-from tests.engines.oracle import scalars
 from tests.engines.zoo import default_dtype
+from tests.helpers.rows import scalars
 
 #: The largest error that is right without further ado, relative to the lengths of the rows: a few
 #: units of half precision, and a fifth at most of what must be found (10 % in half precision, 1 %

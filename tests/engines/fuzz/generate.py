@@ -19,8 +19,8 @@ from tests.engines.fuzz.operations import (
     OPERATIONS,
     Gaps,
 )
-from tests.engines.oracle import scalars
 from tests.engines.zoo import default_dtype
+from tests.helpers.rows import scalars
 
 STEPS = 8
 #: A graph whose numbers are larger than this, or smaller than its inverse, is not written.

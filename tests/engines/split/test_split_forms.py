@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from lightning_jd.engines import jacobian, split_loss
 from lightning_jd.errors import GraphError
+from tests.helpers.rows import rows_by_autograd
 
 N = 6  # examples, units, classes and outputs: no size tells one from the other
 GENERATOR = torch.Generator().manual_seed(7)
@@ -68,9 +69,29 @@ def steps(net: Net) -> list[Tensor]:
 
 Form = Callable[[Net], Tensor]
 
+#: Losses whose mean is the scalar; the first dimension is that of the examples.
+MEANS: dict[str, Form] = {
+    "mean": lambda n: entropies(n()),
+    "hinge": lambda n: F.relu(1 - n() * T),
+    "masked fill": lambda n: squares(n()).masked_fill(MASK, 0.0),
+    "weights of examples": lambda n: entropies(n()) * WEIGHTS,
+    "focal": lambda n: (1 - (-entropies(n())).exp()) ** 2 * entropies(n()),
+    "cumulated": lambda n: n().cumsum(1),
+    "log-sum-exp": lambda n: n().logsumexp(1),
+    "norms": lambda n: n().norm(dim=1),
+    "largest": lambda n: n().amax(dim=1),
+    "where": lambda n: torch.where(MASK, squares(n()), 2 * squares(n())),
+    "tokens": token_entropies,
+    "rows of a table": lambda n: squares(n.table(Y)),
+    "rows of an indexed table": lambda n: (n.latent[Y] * n()).exp(),
+    "a parameter that examples share": lambda n: (n() * n.latent[:1]).exp(),
+    "batch norm": lambda n: F.batch_norm(n(), None, None, training=True).square(),
+    "sequences by heads": lambda n: (
+        n(SEQUENCES).view(N, 3, 2, 3).transpose(1, 2).softmax(3).square()
+    ),
+}
 #: A scalar, and the losses of the examples that its rows must be proportional to.
 RIGHT: dict[str, tuple[Form, Form]] = {
-    "mean": (lambda n: entropies(n()).mean(), lambda n: entropies(n())),
     "cross entropy": (lambda n: F.cross_entropy(n(), Y), lambda n: entropies(n())),
     "class weights": (
         lambda n: F.cross_entropy(n(), Y, WEIGHTS),
@@ -89,10 +110,6 @@ RIGHT: dict[str, tuple[Form, Form]] = {
         lambda n: 1 - F.cosine_similarity(n(), T).mean(),
         lambda n: -F.cosine_similarity(n(), T),
     ),
-    "hinge": (
-        lambda n: F.relu(1 - n() * T).mean(),
-        lambda n: F.relu(1 - n() * T).mean(1),
-    ),
     "triplet": (
         lambda n: F.triplet_margin_loss(n(), T, T.flip(0)),
         lambda n: F.triplet_margin_loss(n(), T, T.flip(0), reduction="none"),
@@ -101,30 +118,10 @@ RIGHT: dict[str, tuple[Form, Form]] = {
         lambda n: (squares(n()) * MASK).sum() / MASK.sum(),
         lambda n: (squares(n()) * MASK).sum(1),
     ),
-    "masked fill": (
-        lambda n: squares(n()).masked_fill(MASK, 0.0).mean(),
-        lambda n: squares(n()).masked_fill(MASK, 0.0).mean(1),
-    ),
     "chosen": (lambda n: entropies(n())[SOME].mean(), lambda n: entropies(n()) * SOME),
     "chosen entries": (
         lambda n: squares(n())[MASK].mean(),
         lambda n: (squares(n()) * MASK).sum(1),
-    ),
-    "weights of examples": (
-        lambda n: (entropies(n()) * WEIGHTS).mean(),
-        lambda n: entropies(n()) * WEIGHTS,
-    ),
-    "focal": (
-        lambda n: ((1 - (-entropies(n())).exp()) ** 2 * entropies(n())).mean(),
-        lambda n: (1 - (-entropies(n())).exp()) ** 2 * entropies(n()),
-    ),
-    "cumulated": (lambda n: n().cumsum(1).mean(), lambda n: n().cumsum(1).mean(1)),
-    "log-sum-exp": (lambda n: n().logsumexp(1).mean(), lambda n: n().logsumexp(1)),
-    "norms": (lambda n: n().norm(dim=1).mean(), lambda n: n().norm(dim=1)),
-    "largest": (lambda n: n().amax(dim=1).mean(), lambda n: n().amax(dim=1)),
-    "where": (
-        lambda n: torch.where(MASK, squares(n()), 2 * squares(n())).mean(),
-        lambda n: torch.where(MASK, squares(n()), 2 * squares(n())).mean(1),
     ),
     "a scalar where": (
         lambda n: torch.where(WEIGHTS.sum() > 0, entropies(n()).mean(), torch.zeros(()).double()),
@@ -134,7 +131,6 @@ RIGHT: dict[str, tuple[Form, Form]] = {
         lambda n: torch.nan_to_num(entropies(n()).sum() / N),
         lambda n: entropies(n()),
     ),
-    "tokens": (lambda n: token_entropies(n).mean(), lambda n: token_entropies(n).mean(1)),
     "flat tokens": (lambda n: flat_entropies(n).mean(), lambda n: token_entropies(n).mean(1)),
     "flat tokens, reduced by torch": (
         lambda n: F.cross_entropy(n(SEQUENCES).view(-1, N), TOKENS.view(-1)),
@@ -174,29 +170,9 @@ RIGHT: dict[str, tuple[Form, Form]] = {
         lambda n: squares(n()).mean(0).sum(),
         lambda n: squares(n()).sum(1),
     ),
-    "rows of a table": (
-        lambda n: squares(n.table(Y)).mean(),
-        lambda n: squares(n.table(Y)).mean(1),
-    ),
-    "rows of an indexed table": (
-        lambda n: (n.latent[Y] * n()).exp().mean(),
-        lambda n: (n.latent[Y] * n()).exp().mean(1),
-    ),
-    "a parameter that examples share": (
-        lambda n: (n() * n.latent[:1]).exp().mean(),
-        lambda n: (n() * n.latent[:1]).exp().mean(1),
-    ),
-    "batch norm": (
-        lambda n: F.batch_norm(n(), None, None, training=True).square().mean(),
-        lambda n: F.batch_norm(n(), None, None, training=True).square().mean(1),
-    ),
     "contrast": (
         lambda n: F.cross_entropy(n() @ n().T, torch.arange(N)),
         lambda n: F.cross_entropy(n() @ n().T, torch.arange(N), reduction="none"),
-    ),
-    "sequences by heads": (
-        lambda n: n(SEQUENCES).view(N, 3, 2, 3).transpose(1, 2).softmax(3).square().mean(),
-        lambda n: n(SEQUENCES).view(N, 3, 2, 3).softmax(3).square().mean((1, 2, 3)),
     ),
 }
 
@@ -260,20 +236,16 @@ REFUSED: dict[str, Form] = {
 }
 
 
-def rows_of(losses: Tensor, net: Net) -> Tensor:
-    rows = [
-        torch.autograd.grad(each, list(net.parameters()), retain_graph=True, materialize_grads=True)
-        for each in losses
-    ]
-    return torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
-
-
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", [*MEANS, *RIGHT])
 def test_rows_are_those_of_the_examples(name: str) -> None:
-    whole, vector = RIGHT[name]
     net = Net()
-    J = jacobian(split_loss(whole(net), "instances"), net)
-    expected = rows_of(vector(net), net)
+    if name in MEANS:
+        each = MEANS[name](net)
+        whole, losses = each.mean(), each.view(N, -1).mean(dim=1)
+    else:
+        whole, losses = (form(net) for form in RIGHT[name])
+    J = jacobian(split_loss(whole, "instances"), net)
+    expected = rows_by_autograd(losses, net)
     assert_close(J / J.norm(), expected / expected.norm(), rtol=1e-9, atol=1e-12)
 
 

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from lightning_jd import backward
 from lightning_jd.engines import jacobian, split_loss
 from lightning_jd.errors import GraphError
+from tests.helpers.rows import rows_by_autograd
 
 B, C = 6, 4
 GENERATOR = torch.Generator().manual_seed(0)
@@ -147,17 +148,7 @@ def network() -> nn.Module:
 def assert_same_rows(model: nn.Module, loss: Tensor, losses: Tensor) -> None:
     split = split_loss(loss, "instances")
     assert split.kind == "instances"
-    J = torch.stack(
-        [
-            torch.cat(
-                [
-                    g.flatten()
-                    for g in torch.autograd.grad(each, list(model.parameters()), retain_graph=True)
-                ]
-            )
-            for each in losses
-        ]
-    )
+    J = rows_by_autograd(losses, model)
     assert_close(jacobian(split, model), J, rtol=1e-9, atol=1e-12)
     assert_close(split.shown(), loss.detach())
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from lightning_jd.engines import jacobian, split_loss
+from tests.helpers.rows import rows_by_autograd
 
 B = 7
 GENERATOR = torch.Generator().manual_seed(1)
@@ -64,7 +65,7 @@ def test_instances(seed: int) -> None:
     loss = loss_of(net(X), seed)
     J = jacobian(split_loss(loss, "instances"), net)
     # In the direction of the gradient, all examples together: proportions are kept.
-    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
+    gradient = rows_by_autograd([loss], net)[0]
     total = J.sum(dim=0)
     assert_close(total / total.norm(), gradient / gradient.norm(), rtol=1e-7, atol=1e-9)
     # And a change of one example changes the row of that example only.

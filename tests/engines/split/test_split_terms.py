@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from lightning_jd import backward
 from lightning_jd.engines import jacobian, split_loss
 from lightning_jd.errors import ArgumentError, GraphError
+from tests.helpers.rows import rows_by_autograd
 
 WEIGHTS = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 
@@ -113,12 +114,7 @@ def test_the_rows_are_those_of_the_terms(name: str, dtype: torch.dtype) -> None:
     assert split.kind == "tasks"
     tolerance = {} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-14}
     assert_close(jacobian(split, model), J, **tolerance)
-    gradient = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-    flat = [
-        torch.zeros_like(p) if g is None else g
-        for p, g in zip(model.parameters(), gradient, strict=True)
-    ]
-    assert_close(J.sum(dim=0), torch.cat([g.flatten() for g in flat]).to(J.dtype))
+    assert_close(J.sum(dim=0), rows_by_autograd([loss], model)[0].to(J.dtype))
 
 
 def test_names_values_and_the_whole() -> None:

@@ -12,6 +12,7 @@ from lightning_jd import backward, gramian
 from lightning_jd.aggregators import Constant
 from lightning_jd.engines.tape import _step
 from lightning_jd.errors import GraphError
+from tests.helpers.rows import flat_gradient, rows_by_autograd
 
 #: The step from which on something is different: there has been a certificate, and a program.
 CHANGE = 4
@@ -20,19 +21,14 @@ STEPS = 6
 
 def check(losses: Tensor, parameters: Sequence[Tensor], tolerance: float, **options: Any) -> None:
     """The Gramian, and the gradient for fixed weights, against rows by autograd on this graph."""
-    rows = [
-        torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, retain_graph=True)])
-        for loss in losses.unbind()
-    ]
-    J = torch.stack(rows).double()
+    J = rows_by_autograd(losses, parameters).double()
     weights = torch.linspace(1, 2, len(J), dtype=torch.float64)
     for parameter in parameters:
         parameter.grad = None
     report = backward(losses, list(parameters), Constant(weights.tolist()), **options)
     assert report.gramian is not None
     assert (report.gramian - J @ J.T).norm() <= tolerance * J.norm() ** 2
-    found = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
-    assert (found - weights @ J).norm() <= tolerance * J.norm()
+    assert (flat_gradient(parameters) - weights @ J).norm() <= tolerance * J.norm()
 
 
 def pair(*sizes: int, dtype: torch.dtype = torch.float64) -> tuple[nn.Linear, nn.Linear]:

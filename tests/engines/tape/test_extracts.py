@@ -17,9 +17,10 @@ from lightning_jd.engines.tape import OuterProduct
 from lightning_jd.engines.tape.contributions import Contribution, Lookup, Projection
 from lightning_jd.engines.tape.contributions.convolution import ConvolutionWeight
 from lightning_jd.errors import ArgumentError, GraphError, SetupError, ShapeError
-from tests.engines.oracle import jacobian_blocks, scalars
+from tests.engines.oracle import jacobian_blocks
 from tests.engines.zoo import CASES, default_dtype
 from tests.engines.zoo._registry import Losses, Named
+from tests.helpers.rows import scalars
 from tests.helpers.two_processes import run_in_two_processes
 
 DIM = 12

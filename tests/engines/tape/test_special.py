@@ -12,6 +12,7 @@ from lightning_jd.engines import Objectives, Tape, jacobian
 from lightning_jd.errors import GraphError, ShapeError
 from tests.engines.oracle import TOLERANCE, check_tape, jacobian_blocks
 from tests.engines.zoo._registry import named, per_instance
+from tests.helpers.rows import rows_by_autograd
 
 #: bfloat16 has 8 significant bits, and the tape sums in another order than autograd does.
 BFLOAT16 = 3e-2
@@ -128,21 +129,11 @@ class Spectrum(nn.Module):
         return torch.view_as_real(z).square().sum(dim=(1, 2, 3)) * self.polar.abs().prod()
 
 
-def rows(losses: Tensor, model: nn.Module) -> Tensor:
-    """The Jacobian by the real and imaginary parts."""
-    found = []
-    for loss in losses:
-        gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-        parts = [torch.view_as_real(g.resolve_conj()) if g.is_complex() else g for g in gradients]
-        found.append(torch.cat([part.flatten() for part in parts]))
-    return torch.stack(found)
-
-
 @pytest.mark.parametrize("memory", ["fast", "low"])
 def test_complex_parameters_have_real_inner_products(memory: str) -> None:
     model = Spectrum()
     losses = model(torch.randn(6, 4, dtype=torch.float64))
-    J = rows(losses, model)
+    J = rows_by_autograd(losses, model)
     tape = Tape(Objectives.of(losses), list(model.named_parameters()), memory=memory, check="raise")
     torch.testing.assert_close(tape.gramian(), J @ J.T)
     torch.testing.assert_close(tape.jacobian(), J)

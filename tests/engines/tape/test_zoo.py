@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from tests.engines.oracle import TOLERANCE, check_freed, check_tape, scalars
+from tests.engines.oracle import TOLERANCE, check_freed, check_tape
 from tests.engines.zoo import CASES, FEW, default_dtype
+from tests.helpers.rows import scalars
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lightning_jd.engines import Objectives, Tape
 from lightning_jd.engines.tape.owners.flow import _registry
+from tests.helpers.rows import rows_by_autograd
 
 D = 8
 
@@ -113,11 +114,7 @@ def way(request: Any) -> Iterator[str]:
 
 def jacobian(losses: Tensor, model: nn.Module) -> Tensor:
     """Some rows, by ordinary autograd."""
-    rows = []
-    for loss in losses[_some(len(losses))]:
-        gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-        rows.append(torch.cat([g.flatten().double() for g in gradients]))
-    return torch.stack(rows)
+    return rows_by_autograd(losses[_some(len(losses))], model).double()
 
 
 def _some(m: int) -> slice:

@@ -21,6 +21,7 @@ from lightning_jd.engines.tape import (
 from lightning_jd.engines.tape.contributions import _pieces
 from lightning_jd.engines.tape.graph import SHOWS_HOOKS, _differentiate
 from lightning_jd.errors import GraphError
+from tests.helpers.rows import flat_gradient
 
 #: Before torch 2.13, saved tensors hide their hooks, so that the graph is kept.
 frees_graphs = pytest.mark.skipif(not SHOWS_HOOKS, reason="needs torch 2.13")
@@ -45,7 +46,7 @@ def step(model: nn.Sequential, x: Tensor, memory: str, *, keep: bool = False) ->
     with patch.object(_differentiate, "_engine", Mock(wraps=_differentiate._engine)) as engine:
         backward(losses, model, "upgrad", memory=memory, retain_graph=keep)
     passes = engine.run_backward.call_count
-    return passes, torch.cat([p.grad.flatten() for p in model.parameters()])
+    return passes, flat_gradient(model)
 
 
 @frees_graphs
