@@ -8,8 +8,9 @@ from torch.testing import assert_close
 import lightning_jd
 from lightning_jd.aggregators import MGDA, Balancer, GramianAggregator, Step, WeightsEvery
 from lightning_jd.errors import ArgumentError
-from tests.core.test_methods import gradient, losses, network
+from tests.core.test_methods import losses, network
 from tests.helpers.matrices import normal
+from tests.helpers.rows import flat_gradient
 
 
 def gramian(t: int, m: int = 3) -> Tensor:
@@ -42,10 +43,10 @@ def test_a_step_between_is_one_ordinary_backward_pass() -> None:
     assert first.weights is not None
     assert second.weights is not None
     assert_close(second.weights, first.weights)
-    found = gradient(model)
+    found = flat_gradient(model)
     model.zero_grad()
     torch.stack(list(losses(model, 1).values())).backward(first.weights)
-    assert_close(found, gradient(model), rtol=1e-12, atol=1e-14)
+    assert_close(found, flat_gradient(model), rtol=1e-12, atol=1e-14)
 
 
 def test_what_cannot_be_kept_is_refused() -> None:

@@ -256,9 +256,9 @@ def test_cheaper_weights_are_arguments_of_every_surface() -> None:
 
 def test_weights_that_cannot_be_cheaper_are_refused() -> None:
     for spec in ("graddrop", "modo", "uw"):
-        with pytest.raises(ArgumentError, match=f"`weights_from` requires .* got {spec}"):
+        with pytest.raises(ArgumentError, match=f"`weights_from` must compute .* got {spec}"):
             JacobianDescent(spec, weights_from="features")
-        with pytest.raises(ArgumentError, match=f"`weights_every` requires .* got {spec}"):
+        with pytest.raises(ArgumentError, match=f"`weights_every` must compute .* got {spec}"):
             JacobianDescent(spec, weights_every=2)
     with pytest.raises(ArgumentError, match="`n` must be"):
         JacobianDescent("upgrad", weights_every=0)
