@@ -22,7 +22,7 @@ class Problem(NamedTuple):
         what: Who suffers, and how much.
         why: The reason.
         remedy: What to do, in one sentence.
-        page: The page of the documentation that explains it.
+        page: The page of the documentation that explains it, and its section.
     """
 
     what: str
@@ -85,7 +85,7 @@ def _unprotected(run: Run) -> list[Problem]:
     else:
         why = f"reg={reg:g} concedes that much." if reg else "The weights may be out of date."
         remedy = "Lower `reg`."
-    return [Problem(what, why, remedy, "docs/method.md")]
+    return [Problem(what, why, remedy, "docs/method.md: What regularisation concedes")]
 
 
 def _same_as_mean(run: Run) -> list[Problem]:
@@ -109,7 +109,7 @@ def _same_as_mean(run: Run) -> list[Problem]:
     else:
         why = "The gradients of most examples are below the threshold of `reg`."
         remedy = "Lower `reg`, or use 'mean', which costs less."
-    return [Problem(what, why, remedy, "docs/aggregators/index.md")]
+    return [Problem(what, why, remedy, "docs/aggregators/index.md: Properties")]
 
 
 def _norms(run: Run) -> dict[str, float]:

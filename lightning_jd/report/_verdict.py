@@ -21,7 +21,7 @@ class Finding(NamedTuple):
         answer: The answer, with its numbers.
         rule: How the numbers determine answer and level.
         remedy: What to do, in one sentence, where one should act.
-        page: The page of the documentation on it.
+        page: The page of the documentation on it, and its section.
     """
 
     question: str

@@ -15,7 +15,7 @@ from lightning_jd.metrics import (
     gradient_norms,
     noise_and_signal,
 )
-from lightning_jd.metrics._alignment import of_direction, of_unit
+from lightning_jd.metrics._alignment import Alignment, of_direction, of_unit
 from lightning_jd.metrics._unit import TOLERANCE, unit_gramian
 from lightning_jd.surfaces._pass import Pass
 
@@ -99,7 +99,7 @@ def values_of(
         add("", summary.names, summary.values)
     add("", ("mean_loss",), update.seen.shown.reshape(1))
     if update.seen.kind == "instances":
-        if (norms := _norms(report)) is not None:
+        if (norms := norms_of(report)) is not None:
             quantiles = [norms.quantile(q) for q in _QUANTILES]  # a tensor of them would be copied
             add("norm_quantile/", ("10", "50", "90"), torch.stack(quantiles))
         if G is not None and len(G) > 1:
@@ -110,7 +110,7 @@ def values_of(
     if (tasks := tasks_of(update)) is not None:
         add("weight/", tasks.names, tasks.weights)
         add("norm/", tasks.names, None if G is None else gradient_norms(G))
-        add("worse/", tasks.names, None if G is None else _worse(G, report))
+        add("worse/", tasks.names, worse_of(angles_of(report)))
         add("loss/", tasks.loss_names, tasks.losses)
     if per_group and len(report.groups) > 1:
         for name, group in report.groups.items():
@@ -123,23 +123,27 @@ def values_of(
     return dict(zip(names, together.tolist(), strict=True))
 
 
-def _norms(report: Report) -> Tensor | None:
+def norms_of(report: Report) -> Tensor | None:
     """The norms of all rows, where the Gramian or the only group has them."""
     if report.known_gramian is not None:
         return gradient_norms(report.known_gramian)
     return report.groups[None].norms if None in report.groups else None
 
 
-def _worse(gramian: Tensor, report: Report) -> Tensor | None:
-    """1 for each objective that the update makes worse to first order, else 0."""
-    C, norms = unit_gramian(gramian)
-    if report.known_weights is not None:
-        angles = of_unit(C, norms, report.known_weights, eps=torch.finfo(gramian.dtype).eps)
-    elif (direction := direction_of(report)) is not None:
-        angles = of_direction(C, norms, direction)
-    else:
+def angles_of(report: Report) -> Alignment | None:
+    """The angles of each gradient with the update and with the mean, where they are known."""
+    if (G := report.known_gramian) is None:
         return None
-    return (angles.cosines[0] < -TOLERANCE).to(gramian.dtype)
+    C, norms = unit_gramian(G)
+    if report.known_weights is not None:
+        return of_unit(C, norms, report.known_weights, eps=torch.finfo(G.dtype).eps)
+    direction = direction_of(report)
+    return None if direction is None else of_direction(C, norms, direction)
+
+
+def worse_of(angles: Alignment | None) -> Tensor | None:
+    """1 for each objective that the update makes worse to first order, else 0."""
+    return None if angles is None else (angles.cosines[0] < -TOLERANCE).to(angles.cosines.dtype)
 
 
 class StepClock:

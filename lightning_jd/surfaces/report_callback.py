@@ -24,6 +24,7 @@ from lightning_jd.surfaces._session import Session
 from lightning_jd.surfaces.callback import JacobianDescent
 
 _SECONDS = 30.0  # between two pages while a run goes on
+_MOST_EXAMPLES = 20
 
 
 class JDReport:
@@ -184,10 +185,8 @@ class JDReport:
             self._cosines.count.copy_(state_dict["cosines"]["count"])
 
     def _session(self, trainer: Any) -> Session | None:
-        for callback in trainer.callbacks:
-            if isinstance(callback, JacobianDescent) and callback._session is not None:
-                return callback._session
-        return None
+        callback = _callback_of(trainer)
+        return None if callback is None else callback._session
 
     def _write(self, trainer: Any) -> Path | None:
         """The page, if it was written."""
@@ -195,6 +194,8 @@ class JDReport:
             return None
         self._written = time.monotonic()
         path, run = self._target / "jd_report.html", self.run
+        if (callback := _callback_of(trainer)) is not None and callback._examples is not None:
+            run.examples = callback._examples.worst(_MOST_EXAMPLES)
         run.about["steps"] = str(trainer.global_step)
         try:
             self._target.mkdir(parents=True, exist_ok=True)
@@ -204,6 +205,14 @@ class JDReport:
             _warn(self._target, error)
             return None
         return path
+
+
+def _callback_of(trainer: Any) -> JacobianDescent | None:
+    """The callback that is at work."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, JacobianDescent) and callback._session is not None:
+            return callback
+    return None
 
 
 def _is_writable(folder: Path) -> bool:
