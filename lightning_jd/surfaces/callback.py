@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
+from itertools import count
 from typing import Any, ClassVar
 
 from typing_extensions import override
@@ -21,6 +22,7 @@ from lightning_jd.surfaces._settings import Settings, TakesNothingElse, TakesSet
 from lightning_jd.surfaces._skipped import Skipped
 from lightning_jd.surfaces._support import check_object, check_supported
 
+_NUMBERS = count()
 #: What is not copied with a callback: `log` and `log_dict` are methods that the Trainer puts there.
 _OF_ONE_FIT = {"_session", "_patch", "_owner", "log", "log_dict"}
 
@@ -66,6 +68,17 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
         self._examples = None if source is None or source is False else Examples(source)
         self._owner: weakref.ref[Any] | None = None
         self._idle = False
+        self._is_set_up = False
+
+    @property
+    def state_key(self) -> str:
+        """The name in a checkpoint.
+
+        Before ``setup``, no two are equal: the Trainer refuses equal keys with an error of its own,
+        and ``setup`` raises a better one.
+        """
+        name = type(self).__qualname__
+        return name if self._is_set_up else f"{name} {next(_NUMBERS)}"
 
     @classmethod
     def with_settings(cls, settings: Settings) -> JacobianDescent:
@@ -135,12 +148,14 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
     def setup(self, trainer: Any, pl_module: Any = None, stage: str = "") -> None:
         """Wrap ``training_step`` and ``backward`` of the strategy."""
         check_object(self, JacobianDescent)
+        if stage == "fit" and self._concerns(pl_module):
+            self._check_alone(trainer, pl_module)
+        self._is_set_up = True
         if stage != "fit" or self._patch is not None:
             return
         self._idle = not self._concerns(pl_module)
         if self._idle:
             return
-        self._check_alone(trainer, pl_module)
         check_supported(trainer, pl_module, self.settings)
         is_new = trainer.global_step == 0  # a run that is resumed loads its state later
         if is_new:
@@ -215,6 +230,7 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the aggregator, in types that ``weights_only=True`` can load."""
+        self._is_set_up = True
         if self._idle:  # another module is trained, and may have a callback of its own
             return {}
         state = {
@@ -266,17 +282,11 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
                 f"attribute `jacobian_descent` of {type(module).__name__}. Remove the attribute "
                 "(it has no effect without JDModuleMixin), or the callback or strategy."
             )
-        others = [
-            callback
-            for callback in trainer.callbacks
-            if isinstance(callback, JacobianDescent)
-            and callback is not self
-            and callback._concerns(module)
-        ]
-        if others:
+        found = [each for each in trainer.callbacks if isinstance(each, JacobianDescent)]
+        if (times := sum(callback._concerns(module) for callback in found)) > 1:
             raise SetupError(
-                f"Jacobian descent must be configured once, got it {1 + len(others)} times. Keep "
-                "one of: the callback JacobianDescent, the strategy 'jd' or 'jd_ddp', the flag "
+                f"Jacobian descent must be configured once, got it {times} times. Keep one of: the "
+                "callback JacobianDescent, the strategy 'jd' or 'jd_ddp', the flag "
                 "`jacobian_descent` of the module."
             )
 
