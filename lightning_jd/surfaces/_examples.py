@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_jd.core import Pool
 from lightning_jd.errors import ArgumentError, SetupError
-from lightning_jd.surfaces._observe import angles_of, norms_of, worse_of
-from lightning_jd.surfaces._pass import Pass, Seen
+from lightning_jd.surfaces._observe import Pass, Seen, angles_of, norms_of, worse_of
 
 #: Name of a column to its values, one per example.
 Table = dict[str, NDArray[Any]]

@@ -37,18 +37,25 @@ from lightning_jd.core import (
 )
 from lightning_jd.engines import NamedParameters, Objectives, named_parameters_of
 from lightning_jd.errors import AggregatorError, ArgumentError, NonFiniteError
-from lightning_jd.surfaces import _plain
-from lightning_jd.surfaces._batches import Batches
-from lightning_jd.surfaces._compile import explained_compile_errors, reusable_compiled_graphs
-from lightning_jd.surfaces._eager import EagerInstances
+from lightning_jd.surfaces._compile import (
+    EagerInstances,
+    explained_compile_errors,
+    reusable_compiled_graphs,
+)
 from lightning_jd.surfaces._examples import Examples
-from lightning_jd.surfaces._output import loss_in, unless_scalar, with_scalar
-from lightning_jd.surfaces._pass import Pass, Seen, optimizer_of, told_apart
+from lightning_jd.surfaces._observe import (
+    PLAIN_STEPS,
+    Pass,
+    Seen,
+    optimizer_of,
+    plain_milliseconds,
+    told_apart,
+)
+from lightning_jd.surfaces._output import Batches, loss_in, unless_scalar, warn_stacked, with_scalar
 from lightning_jd.surfaces._promise import Watch
 from lightning_jd.surfaces._settings import Settings
 from lightning_jd.surfaces._skipped import Skipped
 from lightning_jd.surfaces._splitter import Splitter
-from lightning_jd.surfaces._stacked import warn_stacked
 from lightning_jd.surfaces._start_line import bars_cleared, start_line
 from lightning_jd.surfaces._step import begin, compute_step, finish
 
@@ -220,8 +227,8 @@ class Session:
         delivery = delivery_to(strategy.model)
         accumulates = self.settings.accumulation == "step" and pieces > 1
         self.plain_milliseconds = None
-        if self.measures_plain and not accumulates and self.steps in _plain.STEPS:
-            self.plain_milliseconds = _plain.plain_milliseconds(objectives, named)
+        if self.measures_plain and not accumulates and self.steps in PLAIN_STEPS:
+            self.plain_milliseconds = plain_milliseconds(objectives, named)
         if not accumulates:
             self._note(first=True)
             update = compute_step(

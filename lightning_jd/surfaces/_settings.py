@@ -31,11 +31,32 @@ from lightning_jd.engines import Select, Split, TapeOptions, check_select
 from lightning_jd.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from lightning_jd.surfaces._options import StrategyOptions
+    from typing_extensions import TypedDict, Unpack
 
     Aggregation = AggregatorSpec
+
+    class StrategyOptions(TypedDict, total=False):
+        """What ``SingleDeviceStrategy`` and ``DDPStrategy`` take; the callback takes none of it."""
+
+        accelerator: Any
+        checkpoint_io: Any
+        precision_plugin: Any
+        device: Any
+        parallel_devices: Any
+        cluster_environment: Any
+        ddp_comm_state: Any
+        ddp_comm_hook: Any
+        ddp_comm_wrapper: Any
+        model_averaging_period: int | None
+        process_group_backend: str | None
+        timeout: Any
+        start_method: str
+        find_unused_parameters: bool
+        static_graph: bool
+        gradient_as_bucket_view: bool
+        broadcast_buffers: bool
+        bucket_cap_mb: int | None
+        init_sync: bool
 else:  # what jsonargparse can read from a file; it resolves `**kwargs` by itself
     Aggregation = str | Method | dict[str, Any] | Callable[..., Any]
     StrategyOptions = "StrategyOptions"

@@ -245,7 +245,7 @@ def test_what_is_installed_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_backward_of_ones_own_in_manual_optimization_is_explained() -> None:
-    from lightning_jd.surfaces._batches import Batches
+    from lightning_jd.surfaces._output import Batches
 
     batches = Batches()
     batches.add(is_skipped=False)
