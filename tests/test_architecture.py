@@ -111,7 +111,7 @@ PRIVATE = {
         ),
         *("metrics._unit.TOLERANCE", "metrics._unit.unit_gramian"),
     },
-    "surfaces/_promise.py": {"aggregators._regularisation.scale_of_reg"},
+    "surfaces/_promise.py": {"aggregators._dualcone.scale_of_reg"},
 }
 
 

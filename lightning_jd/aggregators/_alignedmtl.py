@@ -1,7 +1,6 @@
 """Aligned-MTL: make the rows orthogonal and equally long, then average them."""
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,9 +36,7 @@ class AlignedMTL(GramianAggregator):
         Senushkin et al., *Independent Component Alignment for Multi-Task Learning*, CVPR 2023.
     """
 
-    properties: ClassVar[frozenset[Property]] = frozenset(
-        {Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
-    )
+    properties = frozenset({Property.WEIGHTED, Property.PERMUTATION_INVARIANT})
 
     @override
     def weights(self, gramian: Tensor) -> Tensor:

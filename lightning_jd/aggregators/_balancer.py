@@ -1,4 +1,4 @@
-"""Methods that look at the values of the losses only: no Jacobian, one ordinary backward pass."""
+"""Methods that use loss values only: no Jacobian, one ordinary backward pass."""
 
 from abc import abstractmethod
 from dataclasses import replace

@@ -93,9 +93,9 @@ class Method(nn.Module, ABC):
 
     @override
     def extra_repr(self) -> str:
-        """The constructor arguments that are stored as attributes."""
-        kept = (name for name in signature(type(self)).parameters if hasattr(self, name))
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in kept)
+        """The constructor arguments that are stored as attributes; torch adds those in modules."""
+        kept = {n: getattr(self, n) for n in signature(type(self)).parameters if hasattr(self, n)}
+        return ", ".join(f"{n}={v!r}" for n, v in kept.items() if not isinstance(v, nn.Module))
 
 
 class Aggregator(Method):

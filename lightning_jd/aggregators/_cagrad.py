@@ -1,7 +1,5 @@
 """CAGrad: the best worst improvement near the mean."""
 
-from typing import ClassVar
-
 from torch import Tensor
 from typing_extensions import override
 
@@ -38,9 +36,7 @@ class CAGrad(GramianAggregator):
         Liu et al., *Conflict-Averse Gradient Descent for Multi-task Learning*, NeurIPS 2021.
     """
 
-    properties: ClassVar[frozenset[Property]] = frozenset(
-        {Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
-    )
+    properties = frozenset({Property.WEIGHTED, Property.PERMUTATION_INVARIANT})
 
     def __init__(self, c: float = 0.5) -> None:
         super().__init__()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lightning_jd.aggregators._base import GramianAggregator, Method
+from lightning_jd.aggregators._base import Method
 from lightning_jd.aggregators._fromfeatures import FromFeatures
 from lightning_jd.aggregators._weightsevery import WeightsEvery
-from lightning_jd.errors import ArgumentError
+from lightning_jd.aggregators._wrapper import weighted
 
 
 def with_cheaper_weights(
@@ -40,16 +40,10 @@ def with_cheaper_weights(
     if isinstance(weights_from, Tensor) or weights_from != "parameters":
         is_found = isinstance(weights_from, str) and weights_from == "features"
         features = None if is_found else weights_from
-        method = FromFeatures(_weighted("weights_from", method), features)
+        method = FromFeatures(
+            weighted("The aggregator of `weights_from`", method, one_sample=True), features
+        )
     if weights_every != 1:
-        method = WeightsEvery(_weighted("weights_every", method), weights_every)
+        inner = weighted("The aggregator of `weights_every`", method, one_sample=True)
+        method = WeightsEvery(inner, weights_every)
     return method
-
-
-def _weighted(argument: str, method: Method) -> GramianAggregator:
-    if isinstance(method, GramianAggregator) and not method.halves:
-        return method
-    raise ArgumentError(
-        f"`{argument}` requires an aggregator that computes weights from one sample, got "
-        f"{method.label}. Remove the argument, or choose for instance 'upgrad'."
-    )

@@ -1,8 +1,7 @@
-"""Constant: a fixed weighting of the losses."""
+"""Fixed weights: the sum and the mean of the losses, and any other weighting."""
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +10,55 @@ from typing_extensions import override
 from lightning_jd.aggregators._base import GramianAggregator, Property, check_gramian
 from lightning_jd.aggregators._registry import register
 from lightning_jd.errors import ArgumentError, ShapeError
+
+
+@register
+class Sum(GramianAggregator):
+    r"""The sum of the rows: gradient descent on the sum of the losses.
+
+    .. math::
+        \mathcal A(J) = J^\top \mathbf 1
+
+    Example:
+        >>> import torch
+        >>> Sum()(torch.tensor([[-2.0], [4.0]]))
+        tensor([2.])
+    """
+
+    properties = frozenset(
+        {Property.LINEAR_UNDER_SCALING, Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
+    )
+    reads_gramian = False
+
+    @override
+    def weights(self, gramian: Tensor) -> Tensor:
+        check_gramian(gramian)
+        return gramian.new_ones(len(gramian))
+
+
+@register
+class Mean(GramianAggregator):
+    r"""The mean of the rows: gradient descent on the mean of the losses.
+
+    .. math::
+        \mathcal A(J) = \frac1m J^\top \mathbf 1
+
+    Example:
+        >>> import torch
+        >>> Mean()(torch.tensor([[-2.0], [4.0]]))
+        tensor([1.])
+    """
+
+    properties = frozenset(
+        {Property.LINEAR_UNDER_SCALING, Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
+    )
+    reads_gramian = False
+
+    @override
+    def weights(self, gramian: Tensor) -> Tensor:
+        check_gramian(gramian)
+        m = gramian.shape[0]
+        return gramian.new_full((m,), 1 / m)
 
 
 @register
@@ -33,9 +81,7 @@ class Constant(GramianAggregator):
         tensor([1.])
     """
 
-    properties: ClassVar[frozenset[Property]] = frozenset(
-        {Property.LINEAR_UNDER_SCALING, Property.WEIGHTED}
-    )
+    properties = frozenset({Property.LINEAR_UNDER_SCALING, Property.WEIGHTED})
     reads_gramian = False
 
     def __init__(self, weights: Sequence[float]) -> None:

@@ -1,22 +1,18 @@
 """CR-MOGM: the weights of another method, averaged over steps."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.aggregators._arguments import share
-from lightning_jd.aggregators._base import GramianAggregator, Property
 from lightning_jd.aggregators._memory import StatefulGramianAggregator
 from lightning_jd.aggregators._precision import in_float64
-from lightning_jd.aggregators._registry import register, resolve
+from lightning_jd.aggregators._registry import register
 from lightning_jd.aggregators._step import Step
-from lightning_jd.errors import ArgumentError
+from lightning_jd.aggregators._wrapper import Wrapped, Wrapper
 
 
 @register
-class CRMOGM(StatefulGramianAggregator):
+class CRMOGM(Wrapper, StatefulGramianAggregator):
     r"""Correction of multi-objective gradient manipulation: a moving average of weights.
 
     .. math::
@@ -50,24 +46,12 @@ class CRMOGM(StatefulGramianAggregator):
         Beyond*, NeurIPS 2022.
     """
 
-    properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
-    keeps_small_tasks = None
-
     def __init__(
         self,
-        aggregator: str | Mapping[str, Any] | GramianAggregator = "upgrad",
+        aggregator: Wrapped = "upgrad",
         alpha: float = 0.9,
     ) -> None:
-        super().__init__()
-        inner = resolve(aggregator)
-        if not isinstance(inner, GramianAggregator):
-            raise ArgumentError(
-                "`aggregator` must compute weights, which CRMOGM averages, got "
-                f"{type(inner).__name__}. Choose for instance 'upgrad'."
-            )
-        self.aggregator = inner
-        self.uses_values, self.halves = inner.uses_values, inner.halves
-        self.ask_like(inner)
+        super().__init__(aggregator)
         self.alpha = share("alpha", alpha)
 
     @override
@@ -78,19 +62,3 @@ class CRMOGM(StatefulGramianAggregator):
         weights = self.alpha * past + (1 - self.alpha) * newest
         memory.keep("weight", step.names, weights)
         return weights.to(gramian)
-
-    @override
-    def reset(self) -> None:
-        """Reset the state, including that of the wrapped aggregator."""
-        super().reset()
-        self.aggregator.reset()
-
-    @override
-    def end_epoch(self) -> None:
-        """Forward the call to the wrapped aggregator."""
-        self.aggregator.end_epoch()
-
-    @override
-    def extra_repr(self) -> str:
-        """The decay factor; torch shows the wrapped aggregator below it."""
-        return f"alpha={self.alpha}"

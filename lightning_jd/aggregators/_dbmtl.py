@@ -1,7 +1,5 @@
 """DB-MTL: logarithms of the losses, and momenta of equal length."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -45,7 +43,7 @@ class DBMTL(StatefulAggregator):
     """
 
     uses_values: bool = True
-    properties: ClassVar[frozenset[Property]] = frozenset({Property.PERMUTATION_INVARIANT})
+    properties = frozenset({Property.PERMUTATION_INVARIANT})
     keeps_small_tasks = True
 
     def __init__(self, beta: float = 0.9, sigma: float = 0.5) -> None:

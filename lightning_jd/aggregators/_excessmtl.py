@@ -1,7 +1,5 @@
 """ExcessMTL: more weight for tasks that are farther from the best they can reach."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -48,7 +46,7 @@ class ExcessMTL(StatefulAggregator):
         He et al., *Robust Multi-Task Learning with Excess Risks*, ICML 2024.
     """
 
-    properties: ClassVar[frozenset[Property]] = frozenset(
+    properties = frozenset(
         {Property.LINEAR_UNDER_SCALING, Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
     )
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.aggregators._adam import adam_step
 from lightning_jd.aggregators._arguments import not_negative, positive
 from lightning_jd.aggregators._balancer import Balancer, check_positive
+from lightning_jd.aggregators._learned import adam_step
 from lightning_jd.aggregators._memory import Stateful
 from lightning_jd.aggregators._registry import register
 from lightning_jd.aggregators._step import Step

@@ -1,20 +1,17 @@
 """FromFeatures: the weights of another method, from the gradients where tasks part."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.aggregators._base import GramianAggregator, Property
-from lightning_jd.aggregators._registry import register, resolve
+from lightning_jd.aggregators._registry import register
 from lightning_jd.aggregators._step import Step
-from lightning_jd.errors import ArgumentError, GraphError
+from lightning_jd.aggregators._wrapper import Wrapped, Wrapper
+from lightning_jd.errors import GraphError
 
 
 @register
-class FromFeatures(GramianAggregator):
+class FromFeatures(Wrapper):
     r"""Weights of another aggregator, computed from the gradients at the shared features.
 
     .. math::
@@ -48,25 +45,16 @@ class FromFeatures(GramianAggregator):
         proposes this for MGDA.
     """
 
-    properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
-    keeps_small_tasks = None
     at_features = True
+    _one_sample = True
 
     def __init__(
         self,
-        aggregator: str | Mapping[str, Any] | GramianAggregator = "upgrad",
+        aggregator: Wrapped = "upgrad",
         features: str | Tensor | None = None,
     ) -> None:
-        super().__init__()
-        inner = resolve(aggregator)
-        if not isinstance(inner, GramianAggregator) or inner.halves:
-            raise ArgumentError(
-                f"`aggregator` must compute weights from one sample, got {inner.label}. Choose for "
-                "instance 'upgrad'."
-            )
-        self.aggregator = inner
-        self.ask_like(inner)
-        self.uses_values, self.at_features, self.features = inner.uses_values, True, features
+        super().__init__(aggregator)
+        self.at_features, self.features = True, features
 
     @override
     def weigh(self, gramian: Tensor, step: Step) -> Tensor:
@@ -76,16 +64,6 @@ class FromFeatures(GramianAggregator):
     @override
     def weights(self, gramian: Tensor) -> Tensor:
         return self.aggregator.weights(gramian)
-
-    @override
-    def reset(self) -> None:
-        """Reset the state of the wrapped aggregator."""
-        self.aggregator.reset()
-
-    @override
-    def end_epoch(self) -> None:
-        """Forward the call to the wrapped aggregator."""
-        self.aggregator.end_epoch()
 
     @override
     def extra_repr(self) -> str:

@@ -1,7 +1,6 @@
 """A function from Gramians to weights, as an aggregator."""
 
 from collections.abc import Callable
-from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import override
@@ -32,7 +31,7 @@ class FromFunction(GramianAggregator):
         tensor([1., 1.])
     """
 
-    properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
+    properties = frozenset({Property.WEIGHTED})
     is_foreign: bool = True
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:

@@ -1,7 +1,5 @@
 """GradDrop: per coordinate, keep either the positive or the negative entries."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -47,7 +45,7 @@ class GradDrop(OwnGenerator, Aggregator):
         Dropout*, NeurIPS 2020.
     """
 
-    properties: ClassVar[frozenset[Property]] = frozenset({Property.PERMUTATION_INVARIANT})
+    properties = frozenset({Property.PERMUTATION_INVARIANT})
 
     @override
     def aggregate(self, jacobian: Tensor) -> Tensor:

@@ -1,14 +1,12 @@
 """GradNorm: learned weights that give all tasks gradients of comparable length."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.aggregators._adam import adam_step
 from lightning_jd.aggregators._arguments import not_negative, positive
 from lightning_jd.aggregators._base import Property, check_gramian
+from lightning_jd.aggregators._learned import adam_step
 from lightning_jd.aggregators._memory import StatefulGramianAggregator
 from lightning_jd.aggregators._precision import in_float64
 from lightning_jd.aggregators._registry import register
@@ -56,9 +54,7 @@ class GradNorm(StatefulGramianAggregator):
     """
 
     uses_values: bool = True
-    properties: ClassVar[frozenset[Property]] = frozenset(
-        {Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
-    )
+    properties = frozenset({Property.WEIGHTED, Property.PERMUTATION_INVARIANT})
 
     def __init__(self, alpha: float = 1.5, lr: float = 0.025) -> None:
         super().__init__()

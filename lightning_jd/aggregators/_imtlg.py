@@ -1,7 +1,5 @@
 """IMTL-G: the same progress along every gradient, whatever its norm."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -41,9 +39,7 @@ class IMTLG(GramianAggregator):
         Quinton and Rey, *Jacobian Descent for Multi-Objective Optimization*, arXiv:2406.16232.
     """
 
-    properties: ClassVar[frozenset[Property]] = frozenset(
-        {Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
-    )
+    properties = frozenset({Property.WEIGHTED, Property.PERMUTATION_INVARIANT})
     keeps_small_tasks = True
 
     @override

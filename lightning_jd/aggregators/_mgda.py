@@ -1,7 +1,5 @@
 """MGDA: the direction of the largest guaranteed improvement."""
 
-from typing import ClassVar
-
 from torch import Tensor
 from typing_extensions import override
 
@@ -30,7 +28,7 @@ class MGDA(GramianAggregator):
         Comptes Rendus Mathématique 350, 2012.
     """
 
-    properties: ClassVar[frozenset[Property]] = frozenset(
+    properties = frozenset(
         {Property.NON_CONFLICTING, Property.WEIGHTED, Property.PERMUTATION_INVARIANT}
     )
     keeps_small_tasks = True

@@ -1,7 +1,5 @@
 """MoCo: tracked gradients, whose weights take one step per step."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -54,7 +52,7 @@ class MoCo(StatefulAggregator):
         Convergent Approach*, ICLR 2023.
     """
 
-    properties: ClassVar[frozenset[Property]] = frozenset({Property.PERMUTATION_INVARIANT})
+    properties = frozenset({Property.PERMUTATION_INVARIANT})
 
     def __init__(
         self,

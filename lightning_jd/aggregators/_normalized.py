@@ -1,24 +1,24 @@
 """Normalized: another method on gradients of length one."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.aggregators._base import GramianAggregator, Property, check_gramian
+from lightning_jd.aggregators._base import check_gramian
 from lightning_jd.aggregators._precision import in_float64
-from lightning_jd.aggregators._registry import register, resolve
+from lightning_jd.aggregators._registry import register
 from lightning_jd.aggregators._step import Step
-from lightning_jd.errors import ArgumentError, UnknownNameError
+from lightning_jd.aggregators._wrapper import Wrapped, Wrapper
+from lightning_jd.errors import UnknownNameError
 
 #: The length that all gradients get.
 Length = Literal["mean", "geometric", "shortest"]
 
 
 @register
-class Normalized(GramianAggregator):
+class Normalized(Wrapper):
     r"""Another aggregator on gradients of equal length, so that no task is lost by its units.
 
     .. math::
@@ -50,26 +50,16 @@ class Normalized(GramianAggregator):
         tensor([8., 8.])
     """
 
-    properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
     keeps_small_tasks = True
 
     def __init__(
         self,
-        aggregator: str | Mapping[str, Any] | GramianAggregator = "upgrad",
+        aggregator: Wrapped = "upgrad",
         length: Length = "mean",
     ) -> None:
-        super().__init__()
-        inner = resolve(aggregator)
-        if not isinstance(inner, GramianAggregator):
-            raise ArgumentError(
-                f"`aggregator` must compute weights, got {inner.label}. Choose for instance "
-                "'upgrad'."
-            )
+        super().__init__(aggregator)
         if length not in get_args(Length):
             raise UnknownNameError.of("length", str(length), get_args(Length))
-        self.aggregator = inner
-        self.uses_values, self.halves = inner.uses_values, inner.halves
-        self.ask_like(inner)
         self.length = length
 
     @override
@@ -93,18 +83,3 @@ class Normalized(GramianAggregator):
         summed = norms.log() if self.length == "geometric" else norms
         mean = torch.where(seen, summed, 0.0).sum() / seen.sum().clamp(min=1)
         return mean.exp() if self.length == "geometric" else mean
-
-    @override
-    def reset(self) -> None:
-        """Reset the state of the wrapped aggregator."""
-        self.aggregator.reset()
-
-    @override
-    def end_epoch(self) -> None:
-        """Forward the call to the wrapped aggregator."""
-        self.aggregator.end_epoch()
-
-    @override
-    def extra_repr(self) -> str:
-        """The length; torch shows the wrapped aggregator below it."""
-        return f"length={self.length!r}"

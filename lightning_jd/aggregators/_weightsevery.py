@@ -1,7 +1,6 @@
 """WeightsEvery: the weights of another method, computed in every n-th step only."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,16 +8,17 @@ from typing_extensions import override
 
 from lightning_jd.aggregators._arguments import checked_integer
 from lightning_jd.aggregators._balancer import Balancer
-from lightning_jd.aggregators._base import GramianAggregator, Method, Property
+from lightning_jd.aggregators._base import GramianAggregator, Method
 from lightning_jd.aggregators._memory import StatefulGramianAggregator
 from lightning_jd.aggregators._precision import in_float64
-from lightning_jd.aggregators._registry import register, resolve
+from lightning_jd.aggregators._registry import register
 from lightning_jd.aggregators._step import Step
+from lightning_jd.aggregators._wrapper import Wrapped, Wrapper
 from lightning_jd.errors import ArgumentError
 
 
 @register
-class WeightsEvery(StatefulGramianAggregator):
+class WeightsEvery(Wrapper, StatefulGramianAggregator):
     r"""Computes the weights of another aggregator every n-th step and reuses them in between.
 
     .. math::
@@ -50,24 +50,15 @@ class WeightsEvery(StatefulGramianAggregator):
         Nash-MTL.
     """
 
-    properties: ClassVar[frozenset[Property]] = frozenset({Property.WEIGHTED})
-    keeps_small_tasks = None
     uses_values = True
+    _one_sample = True
 
     def __init__(
         self,
-        aggregator: str | Mapping[str, Any] | GramianAggregator = "upgrad",
+        aggregator: Wrapped = "upgrad",
         n: int = 10,
     ) -> None:
-        super().__init__()
-        inner = resolve(aggregator)
-        if not isinstance(inner, GramianAggregator) or inner.halves:
-            raise ArgumentError(
-                f"`aggregator` must compute weights from one sample, got {inner.label}. Choose for "
-                "instance 'upgrad'."
-            )
-        self.aggregator = inner
-        self.ask_like(inner)
+        super().__init__(aggregator)
         self.n = checked_integer("n", n, least=1)
         self._turns = 0
 
@@ -104,12 +95,6 @@ class WeightsEvery(StatefulGramianAggregator):
         """Reset the state, including that of the wrapped aggregator."""
         super().reset()
         self._turns = 0
-        self.aggregator.reset()
-
-    @override
-    def end_epoch(self) -> None:
-        """Forward the call to the wrapped aggregator."""
-        self.aggregator.end_epoch()
 
     @override
     def get_extra_state(self) -> dict[str, Any]:
@@ -121,11 +106,6 @@ class WeightsEvery(StatefulGramianAggregator):
         """Restore the state."""
         super().set_extra_state(state)
         self._turns = state["turns"]
-
-    @override
-    def extra_repr(self) -> str:
-        """The number of steps; torch shows the wrapped aggregator below it."""
-        return f"n={self.n}"
 
 
 class _Computed(GramianAggregator):

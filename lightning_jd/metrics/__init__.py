@@ -6,11 +6,17 @@ methods without weights, pass ``jacobian=`` and ``update=`` instead. Metrics tha
 """
 
 from lightning_jd.metrics._alignment import Direction
-from lightning_jd.metrics._conflict import ConflictRate, conflict_rate
 from lightning_jd.metrics._cosines import PairwiseCosine, pairwise_cosines
-from lightning_jd.metrics._delta import DeltaM, delta_m
+from lightning_jd.metrics._gradients import (
+    ConflictRate,
+    NormImbalance,
+    StationarityDistance,
+    conflict_rate,
+    gradient_norms,
+    norm_imbalance,
+    stationarity_distance,
+)
 from lightning_jd.metrics._hypervolume import Hypervolume, hypervolume
-from lightning_jd.metrics._imbalance import NormImbalance, gradient_norms, norm_imbalance
 from lightning_jd.metrics._noise import (
     GradientNoiseScale,
     NormQuantiles,
@@ -19,12 +25,16 @@ from lightning_jd.metrics._noise import (
     norm_quantiles,
 )
 from lightning_jd.metrics._prediction import PredictedChange, predicted_change
-from lightning_jd.metrics._rank import MeanRank, mean_rank
-from lightning_jd.metrics._similarity import SimilarityToMean, similarity_to_mean
-from lightning_jd.metrics._stationarity import StationarityDistance, stationarity_distance
 from lightning_jd.metrics._streaming import History, StreamingMetric
 from lightning_jd.metrics._summary import ConflictSummary, Summary, conflict_summary
-from lightning_jd.metrics._violation import DualConeViolation, Violation, dual_cone_violation
+from lightning_jd.metrics._tasks import DeltaM, MeanRank, delta_m, mean_rank
+from lightning_jd.metrics._updates import (
+    DualConeViolation,
+    SimilarityToMean,
+    Violation,
+    dual_cone_violation,
+    similarity_to_mean,
+)
 from lightning_jd.metrics._weights import (
     TaskWeights,
     WeightEntropy,

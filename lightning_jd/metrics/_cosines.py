@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lightning_jd.metrics._names import check_names, positions
 from lightning_jd.metrics._plot import Axes, Figure, draw_heat_map
-from lightning_jd.metrics._reported import Reported
+from lightning_jd.metrics._streaming import Reported
 from lightning_jd.metrics._unit import unit_gramian
 
 

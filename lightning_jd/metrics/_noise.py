@@ -9,8 +9,7 @@ from typing_extensions import override
 
 from lightning_jd.errors import ArgumentError, ShapeError
 from lightning_jd.linalg import check_square
-from lightning_jd.metrics._reported import Reported, read
-from lightning_jd.metrics._streaming import StreamingMetric
+from lightning_jd.metrics._streaming import Reported, StreamingMetric, read
 from lightning_jd.metrics._unit import single_or_double
 
 

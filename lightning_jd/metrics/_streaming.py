@@ -1,7 +1,7 @@
 """Base of the metrics: means over all updates, and a history of fixed size to draw."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,6 +10,37 @@ from typing_extensions import override
 
 from lightning_jd.errors import ArgumentError
 from lightning_jd.metrics._plot import Axes, Curve, Figure, curve_of, draw_curves
+
+
+class Reported(Protocol):
+    """What metrics read of a :class:`~lightning_jd.core.Report`."""
+
+    @property
+    def gramian(self) -> Tensor:
+        """G, shape (m, m)."""
+
+    @property
+    def weights(self) -> Tensor:
+        """w, shape (m,)."""
+
+    @property
+    def known_weights(self) -> Tensor | None:
+        """The weights, or ``None``."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the objectives."""
+
+
+_T = TypeVar("_T", Tensor, Tensor | None)
+
+
+def read(gramian: _T | Reported, weights: Tensor | None = None) -> tuple[_T, Tensor | None]:
+    """Gramian and weights of an update; a report has both."""
+    if gramian is None or isinstance(gramian, Tensor):
+        return gramian, weights
+    return gramian.gramian, gramian.known_weights if weights is None else weights
+
 
 _BINS = 256
 

@@ -7,13 +7,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_jd.metrics._alignment import Direction, alignment, of_direction, of_unit
-from lightning_jd.metrics._conflict import rate_of_cosines
-from lightning_jd.metrics._imbalance import log_deviation
+from lightning_jd.metrics._gradients import log_deviation, rate_of_cosines
+from lightning_jd.metrics._gradients import of_unit as distance_of_unit
 from lightning_jd.metrics._names import positions
 from lightning_jd.metrics._plot import Figure, draw_curves, new_grid
-from lightning_jd.metrics._reported import Reported, read
-from lightning_jd.metrics._stationarity import of_unit as distance_of_unit
-from lightning_jd.metrics._streaming import StreamingMetric
+from lightning_jd.metrics._streaming import Reported, StreamingMetric, read
 from lightning_jd.metrics._unit import TOLERANCE, check_tolerance, share_below, unit_gramian
 from lightning_jd.metrics._weights import largest_weight, weight_entropy
 

@@ -10,8 +10,7 @@ from typing_extensions import override
 
 from lightning_jd.errors import ArgumentError, ShapeError
 from lightning_jd.metrics._names import check_names, positions
-from lightning_jd.metrics._reported import Reported
-from lightning_jd.metrics._streaming import StreamingMetric
+from lightning_jd.metrics._streaming import Reported, StreamingMetric
 from lightning_jd.metrics._unit import single_or_double
 
 

@@ -10,8 +10,7 @@
 ...     optimizer.step()
 """
 
-from lightning_jd.optim._adam import Adam, AdamW
-from lightning_jd.optim._nadam import NAdam
+from lightning_jd.optim._moments import Adam, AdamW, NAdam
 from lightning_jd.optim._sgd import SGD
 
 __all__ = ["SGD", "Adam", "AdamW", "NAdam"]

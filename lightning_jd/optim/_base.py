@@ -13,8 +13,7 @@ from typing_extensions import override
 
 from lightning_jd.aggregators import AggregatorSpec, GramianAggregator, resolve
 from lightning_jd.errors import ArgumentError
-from lightning_jd.optim._products import inner_products
-from lightning_jd.optim._two_rows import Products, TwoRows
+from lightning_jd.optim._two_rows import Products, TwoRows, inner_products
 
 _PIECE = 1 << 18  # entries
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from lightning_jd.aggregators import Aggregator, Method, Property, Step
-from lightning_jd.aggregators._regularisation import scale_of_reg
+from lightning_jd.aggregators._dualcone import scale_of_reg
 from lightning_jd.report import Run, problems
 from lightning_jd.surfaces._observe import Pass, values_of
 

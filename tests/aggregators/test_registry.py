@@ -77,7 +77,8 @@ def test_users_register_their_own() -> None:
 @pytest.mark.usefixtures("registry")
 def test_a_name_that_is_taken_is_refused() -> None:
     with pytest.raises(
-        ArgumentError, match=r"must be new, got 'mean', which is .*_mean\.Mean\. Set `name` in Mean"
+        ArgumentError,
+        match=r"must be new, got 'mean', which is .*_constant\.Mean\. Set `name` in Mean",
     ):
         register(type("Mean", (Mean,), {}))
 

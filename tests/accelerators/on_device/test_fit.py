@@ -15,9 +15,9 @@ from lightning_jd import JacobianDescent, JDStrategy
 from lightning_jd.errors import NonFiniteError
 from lightning_jd.surfaces import _promise
 from tests.helpers.lightning import QUIET, Regression, batches
-from tests.integration.test_nonfinite import Exploding
 from tests.pretended import DEVICE, host, synchronisations
 from tests.pretended.lightning import on_device
+from tests.surfaces.test_nonfinite import Exploding
 
 STEADY = 4  # of 6 batches per epoch
 

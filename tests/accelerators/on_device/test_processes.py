@@ -1,6 +1,6 @@
 """Two processes with a device each, and between them a group as strict as NCCL.
 
-The trainings of ``tests/integration`` must give the weights of one process on the CPU, and the same
+The trainings of ``tests/surfaces`` must give the weights of one process on the CPU, and the same
 errors.
 """
 
@@ -19,10 +19,10 @@ from lightning_jd import JacobianDescent
 from lightning_jd.errors import ReplicaError
 from tests.helpers import lightning
 from tests.helpers.halves import Runs, check, expect
-from tests.integration import test_ddp, test_failing_process, test_fsdp, test_ranks
 from tests.pretended import DEVICE, host
 from tests.pretended.lightning import on_device
 from tests.pretended.processes import run_on_two_devices
+from tests.surfaces import test_ddp, test_failing_process, test_fsdp, test_ranks
 
 
 def trainer(**arguments: Any) -> L.Trainer:

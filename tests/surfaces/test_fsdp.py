@@ -1,0 +1,346 @@
+"""Parameters in pieces on two processes (FSDP2) give what whole parameters (DDP) give."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import ModelParallelStrategy as FabricModelParallelStrategy
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.testing import assert_close
+
+from lightning_jd import fabric as jd
+from lightning_jd.errors import (
+    AggregatorError,
+    ArgumentError,
+    NonFiniteError,
+    PeerError,
+    SetupError,
+)
+from lightning_jd.surfaces import JacobianDescent
+from tests.helpers.halves import shared_batches
+from tests.helpers.lightning import ManualRegression, Regression, fit, moved, network, weights
+from tests.helpers.two_processes import run_in_two_processes
+from tests.surfaces.features import Hooked
+from tests.surfaces.matrix import MISSING, PRECISIONS, STRATEGIES
+
+FSDP = next(name for name in STRATEGIES if "FSDP2" in name)
+EXACT = {"rtol": 0.0, "atol": 1e-10}  # in float64
+
+
+class Sharded(Regression):
+    """Every layer is cut, and the whole module last."""
+
+    def configure_model(self) -> None:
+        if isinstance(self.trainer.strategy, ModelParallelStrategy):
+            shard(self, self.device_mesh["data_parallel"])
+
+
+class ShardedHooked(Sharded, Hooked):
+    pass
+
+
+class Uneven(Sharded):
+    """The second process has one instance less."""
+
+    def in_form(self, errors: Tensor) -> Any:
+        return super().in_form(errors[: len(errors) - dist.get_rank()])
+
+
+class Summed(Sharded):
+    """Returns the sum of its losses."""
+
+    def in_form(self, errors: Tensor) -> Any:
+        return sum(super().in_form(errors)["loss"].values())
+
+
+class ShardedManually(Sharded, ManualRegression):
+    pass
+
+
+class Compiled(Sharded):
+    """Every layer is compiled; with DDP it is as it was."""
+
+    def configure_model(self) -> None:
+        if isinstance(self.trainer.strategy, ModelParallelStrategy):
+            torch.compiler.reset()
+            for layer in self.net:
+                layer.compile(backend="aot_eager")
+        super().configure_model()
+
+
+def shard(module: nn.Module, mesh: Any) -> None:
+    for layer in [each for each in module.modules() if isinstance(each, nn.Linear)]:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+
+
+def data(dtype: torch.dtype = torch.float64) -> Any:
+    loader = shared_batches()
+    loader.dataset.tensors = tuple(tensor.to(dtype) for tensor in loader.dataset.tensors)
+    return loader
+
+
+def in_pieces() -> dict[str, Any]:
+    return {"strategy": ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)}
+
+
+def whole(module: nn.Module) -> dict[str, Tensor]:
+    """The weights, put together."""
+    return {
+        name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        for name, tensor in weights(module).items()
+    }
+
+
+def train(strategy: dict[str, Any], make: Callable[[], Regression], **arguments: Any) -> Regression:
+    settings = arguments.pop("settings", {"aggregator": "upgrad"})
+    module = make().to(arguments.pop("dtype", torch.float64))
+    loader = data(next(module.parameters()).dtype)
+    callbacks = [JacobianDescent(**settings), *arguments.pop("callbacks", [])]
+    fit(
+        module,
+        loader,
+        **{"callbacks": callbacks, "devices": 2, "max_epochs": 1, **strategy, **arguments},
+    )
+    return module
+
+
+#: Name to the arguments of a run, and how close its weights are to those of DDP.
+RUNS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
+    "instances": ({"make": lambda: Sharded("instances")}, EXACT),
+    "uneven": ({"make": lambda: Uneven("instances")}, EXACT),
+    "matrix": ({"make": lambda: Sharded("matrix")}, EXACT),
+    "tasks": ({"make": lambda: Sharded("tasks")}, EXACT),
+    "ranks": (
+        {
+            "make": lambda: Sharded("scalar"),
+            "settings": {"aggregator": "upgrad", "rows": "ranks"},
+        },
+        EXACT,
+    ),
+    "a scalar, by terms": (
+        {"make": lambda: Summed("tasks"), "settings": {"aggregator": "upgrad", "split": "terms"}},
+        EXACT,
+    ),
+    "a scalar, by instances": (
+        {
+            "make": lambda: Sharded("scalar"),
+            "settings": {"aggregator": "upgrad", "split": "instances"},
+        },
+        EXACT,
+    ),
+    "hooks": ({"make": lambda: ShardedHooked("instances")}, EXACT),
+    "hooks, tasks": ({"make": lambda: ShardedHooked("tasks")}, EXACT),
+    "manually": ({"make": lambda: ShardedManually("list")}, EXACT),
+    "momentum": (
+        {"make": lambda: Sharded("tasks", torch.optim.AdamW), "gradient_clip_val": 0.1},
+        EXACT,
+    ),
+    "layers": (
+        {
+            "make": lambda: Sharded("instances"),
+            "settings": {"aggregator": "mgda", "groups": "layer"},
+        },
+        EXACT,
+    ),
+    "pattern": (
+        {
+            "make": lambda: Sharded("matrix"),
+            "settings": {"aggregator": "pcgrad", "params": "net.0.*"},
+        },
+        EXACT,
+    ),
+    "state": (
+        {
+            "make": lambda: Sharded("tasks"),
+            "settings": {"aggregator": "gradvac", "groups": "layer"},
+        },
+        EXACT,
+    ),
+    "state and losses": (
+        {"make": lambda: Sharded("tasks"), "settings": {"aggregator": "gradnorm"}},
+        EXACT,
+    ),
+    "losses only": (
+        {
+            "make": lambda: Sharded("tasks"),
+            "settings": {"aggregator": "uw", "accumulation": "step"},
+            "accumulate_grad_batches": 2,
+        },
+        EXACT,
+    ),
+    "two samples": ({"make": lambda: Sharded("matrix"), "settings": {"aggregator": "modo"}}, EXACT),
+    "micro-batches": ({"make": lambda: Sharded("tasks"), "accumulate_grad_batches": 2}, EXACT),
+    "tasks, whole steps": (
+        {
+            "make": lambda: Sharded("tasks"),
+            "accumulate_grad_batches": 2,
+            "settings": {"aggregator": "upgrad", "accumulation": "step"},
+        },
+        EXACT,
+    ),
+    "instances, whole steps": (
+        {
+            "make": lambda: Sharded("instances"),
+            "accumulate_grad_batches": 2,
+            "settings": {"aggregator": "mgda", "accumulation": "step"},
+        },
+        EXACT,
+    ),
+}
+for precision, (trainer_arguments, _tolerance) in PRECISIONS.items():
+    for kind, cls in {"eager": Sharded, "compiled": Compiled}.items():
+        if precision not in MISSING[FSDP]:
+            RUNS[f"{precision}, {kind}"] = (
+                {
+                    "make": lambda cls=cls: cls("instances"),
+                    "dtype": torch.float32,
+                    **trainer_arguments(),
+                },
+                _tolerance,
+            )
+
+
+def equal_to_ddp(rank: int, folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    for name, (arguments, tolerance) in RUNS.items():
+        pieces = train(in_pieces(), **arguments)
+        entire = train({"strategy": "ddp"}, **arguments)
+        assert moved(entire, arguments["make"]().to(next(entire.parameters()).dtype))
+        assert_close(whole(pieces), whole(entire), **tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        assert all(hasattr(tensor, "placements") for tensor in pieces.parameters())
+
+
+@pytest.mark.slow
+def test_pieces_equal_ddp(tmp_path: Path) -> None:
+    run_in_two_processes(equal_to_ddp, tmp_path)
+
+
+def resume(rank: int, folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    random = {"aggregator": "rgw"}  # whose draws have to go on, too
+    make = lambda: Sharded("tasks", lr=0.05, momentum=0.9)  # noqa: E731
+    uninterrupted = train(in_pieces(), make, settings=random, max_epochs=2)
+    saving = ModelCheckpoint(folder / "saved", filename="first")
+    train(in_pieces(), make, settings=random, callbacks=[saving], enable_checkpointing=True)
+    resumed = train(
+        in_pieces(), make, settings=random, max_epochs=2, ckpt_path=folder / "saved" / "first.ckpt"
+    )
+    assert_close(whole(resumed), whole(uninterrupted), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+    run_in_two_processes(resume, tmp_path)
+
+
+class PartlyWhole(Sharded):
+    def configure_model(self) -> None:
+        fully_shard(self.net[0], mesh=self.device_mesh["data_parallel"])
+
+
+class OnOneProcess(Sharded):
+    """One of the tasks is missing on the second process."""
+
+    def in_form(self, errors: Tensor) -> Any:
+        losses = super().in_form(errors)["loss"]
+        if dist.get_rank() == 1:
+            losses["b"] = None
+        return {"loss": losses}
+
+
+class Nothing(Sharded):
+    """The second process has no instance, and no graph that goes through the model."""
+
+    def in_form(self, errors: Tensor) -> Any:
+        return torch.zeros(0, requires_grad=True) if dist.get_rank() else errors.mean(dim=1)
+
+
+class Spoiled(Sharded):
+    def in_form(self, errors: Tensor) -> Any:
+        losses = super().in_form(errors)["loss"]
+        if dist.get_rank() == 1:
+            losses["b"] = losses["b"] * torch.nan
+        return {"loss": losses}
+
+
+class Failing(Sharded):
+    """The second process fails after the forward pass, in which the first needs it."""
+
+    def in_form(self, errors: Tensor) -> Any:
+        if dist.get_rank() == 1:
+            raise KeyError("a label that nobody has seen before")
+        return super().in_form(errors)
+
+
+class ScalarOnOneProcess(Sharded):
+    def in_form(self, errors: Tensor) -> Any:
+        return errors.mean() if dist.get_rank() == 1 else super().in_form(errors)
+
+
+def refuse(rank: int, folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    for cls, error, message in (
+        (PartlyWhole, SetupError, r"cut into one piece .* got 'net\.2\.weight', which is not in"),
+        (Nothing, ArgumentError, r"must have losses, .* got \[2, 0\]"),
+        (OnOneProcess, ArgumentError, r"same tasks, got \[\['a', 'b', 'c'\], \['a', 'c'\]\]"),
+        # and no word of nonfinite='skip', which is refused here
+        (Spoiled, NonFiniteError, r"in 1 of 6 on 2 processes: 'b'\. [^=]*or lower the learning r"),
+        (ScalarOnOneProcess, ArgumentError, "or all must have one scalar"),
+        (Failing, KeyError if rank else PeerError, "a label that nobody has seen before"),
+    ):
+        with pytest.raises(error, match=message):
+            train(in_pieces(), lambda cls=cls: cls("tasks"))
+    with pytest.raises(SetupError, match="must be a weighting of the rows, got graddrop"):
+        train(in_pieces(), lambda: Sharded("tasks"), settings={"aggregator": "graddrop"})
+    with pytest.raises(AggregatorError, match=r"The aggregator careless .* NaN or infinity in 3"):
+        train(in_pieces(), lambda: Sharded("tasks"), settings={"aggregator": careless})
+
+
+def careless(gramian: Tensor) -> Tensor:
+    return gramian.diagonal() * torch.nan
+
+
+@pytest.mark.slow
+def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
+    run_in_two_processes(refuse, tmp_path)
+
+
+def with_fabric(strategy: Any, form: Any) -> dict[str, Tensor]:
+    fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)
+    fabric.launch()
+    recipe, net = Regression(form), network()
+    model = fabric.setup_module(net)
+    optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.05))
+    for x, y in data(torch.float32):
+        output = recipe.in_form((model(x) - y).square())
+        optimizer.zero_grad()
+        losses = output["loss"] if isinstance(output, dict) else output
+        jd.backward(fabric, losses, model, "upgrad")
+        optimizer.step()
+    return whole(net)
+
+
+def parallelize(module: nn.Module, mesh: Any) -> nn.Module:
+    shard(module, mesh["data_parallel"])
+    return module
+
+
+def fabric_equal_to_ddp(rank: int, folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    for form in ("tasks", "instances"):
+        pieces = FabricModelParallelStrategy(parallelize, 2, 1)
+        assert_close(with_fabric(pieces, form), with_fabric("ddp", form), rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_fabric(tmp_path: Path) -> None:
+    run_in_two_processes(fabric_equal_to_ddp, tmp_path)
