@@ -103,7 +103,11 @@ PRIVATE = {
     "optim/_nadam.py": {"aggregators._arguments.not_negative"},
     "optim/_sgd.py": {"aggregators._arguments.not_negative"},
     "surfaces/_observe.py": {
-        *("metrics._alignment.of_direction", "metrics._alignment.of_unit"),
+        *(
+            "metrics._alignment.Alignment",
+            "metrics._alignment.of_direction",
+            "metrics._alignment.of_unit",
+        ),
         *("metrics._unit.TOLERANCE", "metrics._unit.unit_gramian"),
     },
     "surfaces/_promise.py": {"aggregators._dualcone.scale_of_reg"},

@@ -26,6 +26,7 @@ COMMANDS: Commands = {
     "trajectories": "examples.lab.studies.trajectories:trajectories",
     "regularisation": "examples.lab.studies.regularisation:regularisation",
     "imbalance": "examples.lab.studies.imbalance:imbalance",
+    "flipped": "examples.lab.studies.flipped:flipped",
     "momentum": "examples.lab.studies.momentum:momentum",
     "bench": (
         "Measure the package on this machine.",

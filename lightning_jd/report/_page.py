@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
+from pathlib import Path
 
 from lightning_jd.report._promise import suffering
 from lightning_jd.report._run import Run
@@ -31,11 +32,13 @@ p { margin: 0 0 10px; } .soft { color: var(--soft); font-size: 13.5px; }
 .verdict { border-left: 5px solid var(--level); margin: 0; } .verdicts { margin: 18px 0; }
 .fact { --level: var(--fact); } .act { --level: var(--act); } .unknown { --level: var(--unknown); }
 .act h2, .remedy { color: var(--act); } .remedy { font-weight: 600; }
+.remedy a { color: inherit; font-weight: 400; }
 .hover { fill: transparent; } .hover:hover { fill: var(--soft); fill-opacity: 0.12; }
 table { border-collapse: collapse; font-size: 13.5px; width: 100%; margin-top: 6px; }
 th, td { text-align: left; padding: 3px 10px 3px 0; vertical-align: top;
          border-top: 1px solid var(--line); }
 th { font-weight: 500; color: var(--soft); width: 8.5em; }
+.examples th, .examples td { width: auto; text-align: right; font-variant-numeric: tabular-nums; }
 .run h2.name { font-size: 20px; margin: 6px 0 8px; }
 .runs { align-items: start; margin-bottom: 16px; }
 details { color: var(--soft); font-size: 13px; } summary { cursor: pointer; }
@@ -120,13 +123,21 @@ def _card(finding: Finding) -> str:
     if finding.remedy:
         remedy = (
             f'<p class="remedy">{escape(finding.remedy)} '
-            f'<span class="soft">More: {escape(finding.page)}</span></p>'
+            f'<span class="soft">More: {_linked(finding.page)}</span></p>'
         )
     return (
         f'<article class="card verdict {finding.level}"><h2>{escape(finding.question)}</h2>'
         f"<p>{escape(finding.answer)}</p>{remedy}"
         f"<details><summary>the rule</summary>{escape(finding.rule)}</details></article>"
     )
+
+
+def _linked(place: str) -> str:
+    """File and section of the documentation, with a link where the repository is installed."""
+    name, _, section = place.partition(": ")
+    file = Path(__file__).parents[2] / name
+    text = f"{escape(name)}, “{escape(section)}”"
+    return f'<a href="{escape(file.as_uri())}">{text}</a>' if file.is_file() else text
 
 
 def _charts(run: Run) -> list[str]:
@@ -198,6 +209,7 @@ def _charts(run: Run) -> list[str]:
             _SHARE,
             stationarity_distance="relative distance",
         ),
+        _examples(run),
         _lines(
             run,
             "Time",
@@ -229,6 +241,27 @@ def _cosines(run: Run) -> str:
         return ""
     hint = "Mean cosine of each pair of gradients. Red pairs conflict, blue ones agree."
     return _chart("Conflict between objectives", hint, heat_map(run.cosines))
+
+
+def _examples(run: Run) -> str:
+    columns = {"index": "index", "worse": "made worse", "alignment": "alignment", "norm": "norm"}
+    columns |= {"loss": "loss"}
+    head = "".join(f"<th>{title}</th>" for title in columns.values())
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{_number(name, row.get(name))}</td>' for name in columns)}</tr>"
+        for row in run.examples
+    )
+    hint = (
+        "Of the last epoch: the examples that updates made worse in the largest share of their "
+        "steps, the least aligned with the mean gradient of their batch first."
+    )
+    return _chart(
+        "Examples in conflict", hint, rows and f'<table class="examples">{head}{rows}</table>'
+    )
+
+
+def _number(name: str, value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.0f}" if name == "index" else f"{value:.3g}"
 
 
 def _chart(title: str, hint: str, drawing: str) -> str:

@@ -22,7 +22,7 @@ class Problem(NamedTuple):
         what: Who suffers, and how much.
         why: The reason.
         remedy: What to do, in one sentence.
-        page: The page of the documentation that explains it.
+        page: The page of the documentation that explains it, and its section.
     """
 
     what: str
@@ -65,7 +65,7 @@ def _unprotected(run: Run) -> list[Problem]:
     names = list(dict.fromkeys([*suffer, *below]))
     if not names:
         return []
-    listed = ", ".join(f"{name!r} ({_percent(worse.get(name, math.nan))})" for name in names[:5])
+    listed = ", ".join(f"{name!r} ({percent(worse.get(name, math.nan))})" for name in names[:5])
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     what = (
         f"{run.aggregator} claims to protect every task, but does not protect {listed}{more}: in "
@@ -85,7 +85,7 @@ def _unprotected(run: Run) -> list[Problem]:
     else:
         why = f"reg={reg:g} concedes that much." if reg else "The weights may be out of date."
         remedy = "Lower `reg`."
-    return [Problem(what, why, remedy, "docs/method.md")]
+    return [Problem(what, why, remedy, "docs/method.md: What regularisation concedes")]
 
 
 def _same_as_mean(run: Run) -> list[Problem]:
@@ -96,7 +96,7 @@ def _same_as_mean(run: Run) -> list[Problem]:
         return []
     what = (
         f"The update of {run.aggregator} is that of the mean (cosine {similarity:.4f}), and makes "
-        f"{_percent(harmed)} of the objectives worse, to first order."
+        f"{percent(harmed)} of the objectives worse, to first order."
     )
     norms = _norms(run)
     if norms and max(norms.values()) > 10 * sorted(norms.values())[-2 if len(norms) > 1 else -1]:
@@ -109,14 +109,15 @@ def _same_as_mean(run: Run) -> list[Problem]:
     else:
         why = "The gradients of most examples are below the threshold of `reg`."
         remedy = "Lower `reg`, or use 'mean', which costs less."
-    return [Problem(what, why, remedy, "docs/aggregators/index.md")]
+    return [Problem(what, why, remedy, "docs/aggregators/index.md: Properties")]
 
 
 def _norms(run: Run) -> dict[str, float]:
     return {name: track.mean() for name, track in run.members("norm/").items()}
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """A share in words."""
     if math.isnan(share):
         return "unknown"
     return f"{100 * share:.1f}%" if 0 < share < 0.1 else f"{100 * share:.0f}%"

@@ -96,6 +96,8 @@ class Run:
         method: What the method claims: ``protects``, ``kind``, and ``reg`` and ``relative_to``
             where it has them.
         about: What was run, in words: module, optimizer, versions, ...
+        examples: The examples of the last epoch that are most in conflict: ``index``, ``worse``,
+            ``alignment``, ``norm`` and ``loss``.
     """
 
     aggregator: str | None = None
@@ -103,6 +105,7 @@ class Run:
     cosines: Cosines | None = None
     method: dict[str, Any] = field(default_factory=dict)
     about: dict[str, str] = field(default_factory=dict)
+    examples: list[dict[str, float | None]] = field(default_factory=list)
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Record the values of one step."""
@@ -130,6 +133,7 @@ class Run:
             "cosines": None if cosines is None else vars(cosines),
             "method": self.method,
             "about": self.about,
+            "examples": self.examples,
         }
 
     @classmethod
@@ -140,8 +144,9 @@ class Run:
             content["aggregator"],
             {name: Track(**track) for name, track in content["tracks"].items()},
             None if cosines is None else Cosines(**cosines),
-            dict(content.get("method", {})),  # 0.2 wrote neither of the two
+            dict(content.get("method", {})),  # 0.2 wrote none of the three
             dict(content.get("about", {})),
+            list(content.get("examples", [])),
         )
 
     def write(self, path: Path) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 from lightning_jd.errors import MissingDependencyError
 from lightning_jd.metrics import ConflictSummary, PairwiseCosine, TaskWeights
-from lightning_jd.surfaces._observe import direction_of, tasks_of
-from lightning_jd.surfaces._pass import Pass
+from lightning_jd.surfaces._observe import Pass, direction_of, tasks_of, with_tasks
 
 
 class Figures:
@@ -41,12 +40,8 @@ class Figures:
         )
         if (tasks := tasks_of(update)) is None:
             return
-        if self._cosines is None or self._weights is None:
-            self._cosines = PairwiseCosine(tasks.names, sync_on_compute=False).to(device)
-            self._weights = TaskWeights(tasks.names, sync_on_compute=False).to(device)
-        elif not set(tasks.names) <= set(self._cosines.names):  # a task that was never there before
-            self._cosines = self._cosines.extended(tasks.names)
-            self._weights = self._weights.extended(tasks.names)
+        self._cosines = with_tasks(PairwiseCosine, self._cosines, tasks.names).to(device)
+        self._weights = with_tasks(TaskWeights, self._weights, tasks.names).to(device)
         self._cosines.update(report.gramian, tasks.names)
         if tasks.weights is not None:
             self._weights.update(tasks.weights, tasks.names)

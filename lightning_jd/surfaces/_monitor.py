@@ -10,8 +10,7 @@ import torch
 
 from lightning_jd.errors import ArgumentError
 from lightning_jd.surfaces._figures import Figures
-from lightning_jd.surfaces._observe import StepClock, is_due, steps_done, values_of
-from lightning_jd.surfaces._pass import Pass
+from lightning_jd.surfaces._observe import Pass, StepClock, is_due, steps_done, values_of
 from lightning_jd.surfaces._session import Session
 
 PREFIX = "jd/"

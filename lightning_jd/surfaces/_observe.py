@@ -1,24 +1,91 @@
-"""What can be seen of an update while a Trainer runs: metrics, tasks, time."""
+"""The updates of a batch, and what can be seen of them: metrics, tasks, time."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from lightning_jd.core import GroupReport, Report
+from lightning_jd.engines import NamedParameters, Objectives, hooks_silenced
 from lightning_jd.metrics import (
     Direction,
+    PairwiseCosine,
+    TaskWeights,
     conflict_summary,
     gradient_norms,
     noise_and_signal,
 )
-from lightning_jd.metrics._alignment import of_direction, of_unit
+from lightning_jd.metrics._alignment import Alignment, of_direction, of_unit
 from lightning_jd.metrics._unit import TOLERANCE, unit_gramian
-from lightning_jd.surfaces._pass import Pass
 
+_OPTIMIZER = "optimizer_"
+
+
+class Seen(NamedTuple):
+    """The losses of the last batch on this process, detached.
+
+    Attributes:
+        kind: ``"tasks"``, ``"instances"``, ``"instances_tasks"`` or ``"ranks"``.
+        names: Their names.
+        values: Their values, shape (m,); empty if they are unknown.
+        shown: The scalar that loggers show.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    values: Tensor
+    shown: Tensor
+
+    @classmethod
+    def of(cls, objectives: Objectives) -> Seen:
+        """Detach the losses."""
+        values, names = objectives.values(), objectives.names
+        if not objectives.has_values:
+            values, names = values[:0], ()
+        return cls(objectives.kind, names, values, objectives.shown())
+
+
+class Pass(NamedTuple):
+    """One update.
+
+    Attributes:
+        name: What to call it: the name that ``manual_backward`` was given, or the optimizer whose
+            parameters were differentiated, or its number. Empty if it is the only one.
+        report: What it was made of.
+        seen: Its losses on this process.
+    """
+
+    name: str
+    report: Report
+    seen: Seen
+
+
+def told_apart(updates: Sequence[Pass]) -> list[Pass]:
+    """The updates of a batch, each with a name of its own if there are several."""
+    names = [update.name for update in updates]
+    if len(names) == 1 and names[0].startswith(_OPTIMIZER):
+        names = [""]
+    elif len(set(names)) < len(names) or "" in names[:-1] + names[1:]:
+        names = [f"backward_{i}" for i in range(len(names))]
+    return [update._replace(name=name) for update, name in zip(updates, names, strict=True)]
+
+
+def optimizer_of(named: NamedParameters, trainer: Any) -> str:
+    """The only optimizer that updates some parameters; empty if there is none, or several."""
+    wanted = {id(tensor) for _, tensor in named}
+    if len(trainer.optimizers) == 1:
+        return f"{_OPTIMIZER}0"
+    for i, optimizer in enumerate(trainer.optimizers):
+        if wanted <= {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}:
+            return f"{_OPTIMIZER}{i}"
+    return ""
+
+
+_ByTask = TypeVar("_ByTask", PairwiseCosine, TaskWeights)
 #: More tasks than this are not shown one by one: each would be a curve of its own.
 MOST_TASKS = 64
 
@@ -54,6 +121,14 @@ def tasks_of(update: Pass) -> Tasks | None:
         tuple(prefix + name for name in seen.names),
         seen.values,
     )
+
+
+def with_tasks(kind: type[_ByTask], known: _ByTask | None, names: tuple[str, ...]) -> _ByTask:
+    """A metric per task that has these tasks, too; ``None`` is none yet."""
+    if known is None:
+        return kind(names, sync_on_compute=False)  # every process sees the pooled Gramian
+    has = known.names if isinstance(known, PairwiseCosine) else known.labels
+    return known if set(names) <= set(has) else known.extended(names)
 
 
 def direction_of(report: Report) -> Direction | None:
@@ -99,7 +174,7 @@ def values_of(
         add("", summary.names, summary.values)
     add("", ("mean_loss",), update.seen.shown.reshape(1))
     if update.seen.kind == "instances":
-        if (norms := _norms(report)) is not None:
+        if (norms := norms_of(report)) is not None:
             quantiles = [norms.quantile(q) for q in _QUANTILES]  # a tensor of them would be copied
             add("norm_quantile/", ("10", "50", "90"), torch.stack(quantiles))
         if G is not None and len(G) > 1:
@@ -110,7 +185,7 @@ def values_of(
     if (tasks := tasks_of(update)) is not None:
         add("weight/", tasks.names, tasks.weights)
         add("norm/", tasks.names, None if G is None else gradient_norms(G))
-        add("worse/", tasks.names, None if G is None else _worse(G, report))
+        add("worse/", tasks.names, worse_of(angles_of(report)))
         add("loss/", tasks.loss_names, tasks.losses)
     if per_group and len(report.groups) > 1:
         for name, group in report.groups.items():
@@ -123,23 +198,27 @@ def values_of(
     return dict(zip(names, together.tolist(), strict=True))
 
 
-def _norms(report: Report) -> Tensor | None:
+def norms_of(report: Report) -> Tensor | None:
     """The norms of all rows, where the Gramian or the only group has them."""
     if report.known_gramian is not None:
         return gradient_norms(report.known_gramian)
     return report.groups[None].norms if None in report.groups else None
 
 
-def _worse(gramian: Tensor, report: Report) -> Tensor | None:
-    """1 for each objective that the update makes worse to first order, else 0."""
-    C, norms = unit_gramian(gramian)
-    if report.known_weights is not None:
-        angles = of_unit(C, norms, report.known_weights, eps=torch.finfo(gramian.dtype).eps)
-    elif (direction := direction_of(report)) is not None:
-        angles = of_direction(C, norms, direction)
-    else:
+def angles_of(report: Report) -> Alignment | None:
+    """The angles of each gradient with the update and with the mean, where they are known."""
+    if (G := report.known_gramian) is None:
         return None
-    return (angles.cosines[0] < -TOLERANCE).to(gramian.dtype)
+    C, norms = unit_gramian(G)
+    if report.known_weights is not None:
+        return of_unit(C, norms, report.known_weights, eps=torch.finfo(G.dtype).eps)
+    direction = direction_of(report)
+    return None if direction is None else of_direction(C, norms, direction)
+
+
+def worse_of(angles: Alignment | None) -> Tensor | None:
+    """1 for each objective that the update makes worse to first order, else 0."""
+    return None if angles is None else (angles.cosines[0] < -TOLERANCE).to(angles.cosines.dtype)
 
 
 class StepClock:
@@ -188,3 +267,32 @@ def is_due(trainer: Any, every: int) -> bool:
 def steps_done(trainer: Any) -> int:
     """The number of steps before this one: the horizontal axis of ``self.log``."""
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+#: Beside which a plain backward pass is timed; the first ones record and compile.
+PLAIN_STEPS = range(3, 8)
+
+
+def plain_milliseconds(objectives: Objectives, named: NamedParameters) -> float | None:
+    """The duration of one pass of the mean of the losses; ``None`` if it cannot be taken.
+
+    No ``.grad`` is touched and no hook runs. On an accelerator nothing is measured, because the
+    host would have to wait.
+    """
+    tensors = [tensor for _, tensor in named if tensor.requires_grad]
+    if objectives.device.type != "cpu" or not tensors:
+        return None
+    weights = torch.full((objectives.m,), 1 / objectives.m)
+    begin = time.perf_counter()
+    try:
+        with hooks_silenced(tensors):
+            torch.autograd.grad(
+                objectives.outputs,  # type: ignore[arg-type]  # tensors and edges may be mixed
+                tensors,
+                objectives.cotangents(weights),
+                retain_graph=True,
+                allow_unused=True,
+            )
+    except RuntimeError:  # a graph that can be differentiated only once
+        return None
+    return 1000 * (time.perf_counter() - begin)

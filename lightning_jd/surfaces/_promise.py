@@ -10,8 +10,7 @@ import torch.distributed as dist
 from lightning_jd.aggregators import Aggregator, Method, Property, Step
 from lightning_jd.aggregators._dualcone import scale_of_reg
 from lightning_jd.report import Run, problems
-from lightning_jd.surfaces._observe import values_of
-from lightning_jd.surfaces._pass import Pass
+from lightning_jd.surfaces._observe import Pass, values_of
 
 STEPS = 30  # that are watched
 

@@ -37,17 +37,25 @@ from lightning_jd.core import (
 )
 from lightning_jd.engines import NamedParameters, Objectives, named_parameters_of
 from lightning_jd.errors import AggregatorError, ArgumentError, NonFiniteError
-from lightning_jd.surfaces import _plain
-from lightning_jd.surfaces._batches import Batches
-from lightning_jd.surfaces._compile import explained_compile_errors, reusable_compiled_graphs
-from lightning_jd.surfaces._eager import EagerInstances
-from lightning_jd.surfaces._output import loss_in, unless_scalar, with_scalar
-from lightning_jd.surfaces._pass import Pass, Seen, optimizer_of, told_apart
+from lightning_jd.surfaces._compile import (
+    EagerInstances,
+    explained_compile_errors,
+    reusable_compiled_graphs,
+)
+from lightning_jd.surfaces._examples import Examples
+from lightning_jd.surfaces._observe import (
+    PLAIN_STEPS,
+    Pass,
+    Seen,
+    optimizer_of,
+    plain_milliseconds,
+    told_apart,
+)
+from lightning_jd.surfaces._output import Batches, loss_in, unless_scalar, warn_stacked, with_scalar
 from lightning_jd.surfaces._promise import Watch
 from lightning_jd.surfaces._settings import Settings
 from lightning_jd.surfaces._skipped import Skipped
 from lightning_jd.surfaces._splitter import Splitter
-from lightning_jd.surfaces._stacked import warn_stacked
 from lightning_jd.surfaces._start_line import bars_cleared, start_line
 from lightning_jd.surfaces._step import begin, compute_step, finish
 
@@ -61,6 +69,7 @@ class Session:
         settings: The aggregator and the options.
         announce: Called once, after the first update, with a description of the run.
         skipped: Counts dropped objectives.
+        examples: Collects what is done to each example, if that was asked for.
 
     Attributes:
         report: The report of the last update; ``None`` before the first.
@@ -71,7 +80,11 @@ class Session:
     """
 
     def __init__(
-        self, settings: Settings, announce: Callable[[str], object], skipped: Skipped
+        self,
+        settings: Settings,
+        announce: Callable[[str], object],
+        skipped: Skipped,
+        examples: Examples | None = None,
     ) -> None:
         self.settings = settings
         self.report: Report | None = None
@@ -80,6 +93,7 @@ class Session:
         self.batches = Batches()
         self.steps = 0
         self.skipped = skipped
+        self._examples = examples
         self._announce: Callable[[str], object] | None = announce
         self._eager = EagerInstances(announce, always=settings.split is not None)
         self._splitter = Splitter(settings.split)
@@ -149,6 +163,8 @@ class Session:
             self.skipped.add(self.report, objectives.kind, place)
             name = name or optimizer_of(named, trainer)
             self.updates.append(Pass(name, self.report, self.seen))
+            if self._examples is not None and self.report.names:
+                self._examples.record(self.updates[-1], trainer.current_epoch)
         if self.report is not None and self._announce is not None:
             slow, kind = self._eager.still_slow(self.report.slow), objectives.kind
             with bars_cleared():
@@ -211,9 +227,10 @@ class Session:
         delivery = delivery_to(strategy.model)
         accumulates = self.settings.accumulation == "step" and pieces > 1
         self.plain_milliseconds = None
-        if self.measures_plain and not accumulates and self.steps in _plain.STEPS:
-            self.plain_milliseconds = _plain.plain_milliseconds(objectives, named)
+        if self.measures_plain and not accumulates and self.steps in PLAIN_STEPS:
+            self.plain_milliseconds = plain_milliseconds(objectives, named)
         if not accumulates:
+            self._note(first=True)
             update = compute_step(
                 objectives, named, self.settings, scale, delivery, retain_graph=retain_graph
             )
@@ -243,8 +260,9 @@ class Session:
         """The rows of all micro-batches of a step; ``None`` before the last of them."""
         loop = strategy.lightning_module.trainer.fit_loop
         piece = loop.batch_idx % loop.trainer.accumulate_grad_batches
-        if self._rows is None or piece == 0:
+        if first := self._rows is None or piece == 0:
             self._rows = begin(named, self.settings)
+        self._note(first=first)
         objectives = in_halves(self.settings.aggregator, objectives, piece)
         self._rows.add(objectives, scale=1.0 if scale is None else scale)
         check_peers(strategy.root_device)  # in every batch, because Lightning waits in every batch
@@ -252,6 +270,10 @@ class Session:
             return None
         rows, self._rows = self._rows, None
         return rows
+
+    def _note(self, *, first: bool) -> None:
+        if self._examples is not None and self.seen is not None:
+            self._examples.add(self.seen, first=first, skips=self.settings.nonfinite == "skip")
 
     def _mean(self, objectives: Objectives) -> Tensor:
         values = objectives.values()

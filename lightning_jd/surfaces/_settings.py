@@ -11,7 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_jd.aggregators import AggregatorSpec, Method, resolve, with_cheaper_weights
+from lightning_jd.aggregators import (
+    AggregatorSpec,
+    Balancer,
+    Method,
+    resolve,
+    with_cheaper_weights,
+)
 from lightning_jd.core import (
     Accumulation,
     BatchNormOption,
@@ -25,17 +31,39 @@ from lightning_jd.engines import Select, Split, TapeOptions, check_select
 from lightning_jd.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from lightning_jd.surfaces._options import StrategyOptions
+    from typing_extensions import TypedDict, Unpack
 
     Aggregation = AggregatorSpec
+
+    class StrategyOptions(TypedDict, total=False):
+        """What ``SingleDeviceStrategy`` and ``DDPStrategy`` take; the callback takes none of it."""
+
+        accelerator: Any
+        checkpoint_io: Any
+        precision_plugin: Any
+        device: Any
+        parallel_devices: Any
+        cluster_environment: Any
+        ddp_comm_state: Any
+        ddp_comm_hook: Any
+        ddp_comm_wrapper: Any
+        model_averaging_period: int | None
+        process_group_backend: str | None
+        timeout: Any
+        start_method: str
+        find_unused_parameters: bool
+        static_graph: bool
+        gradient_as_bucket_view: bool
+        broadcast_buffers: bool
+        bucket_cap_mb: int | None
+        init_sync: bool
 else:  # what jsonargparse can read from a file; it resolves `**kwargs` by itself
     Aggregation = str | Method | dict[str, Any] | Callable[..., Any]
     StrategyOptions = "StrategyOptions"
     Unpack = {StrategyOptions: Any}
 
 By = Literal["terms", "instances", "auto"]
+ExamplesOption = bool | int | str | Callable[[Any], Any] | None
 
 
 @dataclass(frozen=True)
@@ -58,6 +86,7 @@ class Settings:
     check_replicas: int = 100
     split: Split | None = None
     batch_norm: BatchNormOption = "exact"
+    examples: ExamplesOption = None
 
     def text(self) -> str:
         """The arguments as Python source, without those that have their default value.
@@ -95,11 +124,29 @@ class Settings:
                 "`split` cannot be combined with rows='ranks', which makes the scalar loss of each "
                 f"process one objective, got split={self.split.by!r}. Remove one of the two."
             )
+        self._check_examples()
         every = self.check_replicas
         if isinstance(every, bool) or not isinstance(every, int) or every < 0:
             raise ArgumentError(
                 "`check_replicas` must be a number of steps, or 0 to disable the check, got "
                 f"{every!r}."
+            )
+
+    def _check_examples(self) -> None:
+        source = self.examples
+        if not (source is None or isinstance(source, (str, int)) or callable(source)):
+            raise ArgumentError(
+                "`examples` must be True (the indices of the sampler), the key or position of the "
+                "indices in the batch, or a function that takes the batch and returns them, got "
+                f"{source!r}."
+            )
+        if source is None or source is False:
+            return
+        if isinstance(self.aggregator, Balancer) or self.rows in ("tasks", "ranks"):
+            kind = f"rows={self.rows!r}" if self.rows else f"{self.aggregator.label}, a balancer"
+            raise ArgumentError(
+                f"`examples` requires the gradients of single examples, got {kind}. Remove one of "
+                "the two."
             )
 
 
@@ -147,6 +194,10 @@ class TakesSettings:
         batch_norm: ``"exact"``, or ``"frozen"`` to treat the mean and variance of the batch as
             constants in the backward pass. Then BatchNorm does not mix instances, and all of them
             take one pass. See :func:`~lightning_jd.doctor.frozen_batch_norm`.
+        examples: With one objective per example: keep norm, alignment and loss of each example, and
+            how often the update works against it, in the table ``callback.examples``. The indices
+            of the examples are those of the sampler (``True``), or they are in the batch: give
+            their key or position, or a function of the batch.
         **kwargs: The arguments of the Lightning strategy; the callback takes none.
     """
 
@@ -166,6 +217,7 @@ class TakesSettings:
         weights_from: str = "parameters",
         weights_every: int = 1,
         batch_norm: BatchNormOption = "exact",
+        examples: ExamplesOption = None,
         **kwargs: Unpack[StrategyOptions],
     ) -> None:
         super().__init__(**kwargs)  # type: ignore[misc]  # Lightning's strategy is there
@@ -183,6 +235,7 @@ class TakesSettings:
                 check_replicas=check_replicas,
                 split=Split.of(split),
                 batch_norm=batch_norm,
+                examples=examples,
             )
         )
 

@@ -7,12 +7,14 @@ import weakref
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
+from itertools import count
 from typing import Any, ClassVar
 
 from typing_extensions import override
 
 from lightning_jd.core import Report, report_failure
-from lightning_jd.errors import SetupError
+from lightning_jd.errors import NotComputedError, SetupError
+from lightning_jd.surfaces._examples import Examples, Table
 from lightning_jd.surfaces._monitor import Monitor
 from lightning_jd.surfaces._patch import Patch
 from lightning_jd.surfaces._session import Session
@@ -20,6 +22,7 @@ from lightning_jd.surfaces._settings import Settings, TakesNothingElse, TakesSet
 from lightning_jd.surfaces._skipped import Skipped
 from lightning_jd.surfaces._support import check_object, check_supported
 
+_NUMBERS = count()
 #: What is not copied with a callback: `log` and `log_dict` are methods that the Trainer puts there.
 _OF_ONE_FIT = {"_session", "_patch", "_owner", "log", "log_dict"}
 
@@ -41,6 +44,7 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
         reports: The reports of all updates of the last batch, by name. Manual optimization may
             make several.
         skipped: The number of objectives that ``nonfinite="skip"`` has dropped.
+        examples: With the option ``examples``, the table of the examples of this epoch.
 
     Raises:
         ArgumentError: If an argument has an invalid value.
@@ -60,8 +64,21 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
         self._session: Session | None = None
         self._patch: Patch | None = None
         self._skipped = Skipped()
+        source = settings.examples
+        self._examples = None if source is None or source is False else Examples(source)
         self._owner: weakref.ref[Any] | None = None
         self._idle = False
+        self._is_set_up = False
+
+    @property
+    def state_key(self) -> str:
+        """The name in a checkpoint.
+
+        Before ``setup``, no two are equal: the Trainer refuses equal keys with an error of its own,
+        and ``setup`` raises a better one.
+        """
+        name = type(self).__qualname__
+        return name if self._is_set_up else f"{name} {next(_NUMBERS)}"
 
     @classmethod
     def with_settings(cls, settings: Settings) -> JacobianDescent:
@@ -108,31 +125,57 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
         """The number of objectives dropped because they were NaN or infinite."""
         return self._skipped.total
 
+    @property
+    def examples(self) -> Table:
+        """The examples of this epoch (or of the last one), on all processes.
+
+        A dict of arrays with one entry per example: ``index``; ``steps``, the number of updates
+        with it; and means over these: ``worse``, the share that made it worse to first order; the
+        ``norm`` of its gradient; its ``alignment``, the cosine with the mean gradient of the batch;
+        and its ``loss``. What a method does not compute is NaN.
+
+        Raises:
+            NotComputedError: Without the option ``examples``.
+        """
+        if self._examples is None:
+            raise NotComputedError(
+                "`examples` must be set, got a callback without a table of examples. Set it to "
+                "True, or to the key of the indices in the batch: JacobianDescent(..., "
+                "examples=True)."
+            )
+        return self._examples.table()
+
     def setup(self, trainer: Any, pl_module: Any = None, stage: str = "") -> None:
         """Wrap ``training_step`` and ``backward`` of the strategy."""
         check_object(self, JacobianDescent)
+        if stage == "fit" and self._concerns(pl_module):
+            self._check_alone(trainer, pl_module)
+        self._is_set_up = True
         if stage != "fit" or self._patch is not None:
             return
         self._idle = not self._concerns(pl_module)
         if self._idle:
             return
-        self._check_alone(trainer, pl_module)
         check_supported(trainer, pl_module, self.settings)
         is_new = trainer.global_step == 0  # a run that is resumed loads its state later
         if is_new:
             self.settings.aggregator.load_state_dict(deepcopy(self._fresh))
         self._skipped = Skipped(0 if is_new else self.skipped)
-        strategy = trainer.strategy
-        session = self._session = Session(self.settings, type(self)._inform, self._skipped)
-        self._patch = Patch(
-            strategy,
-            {
-                "training_step": partial(session.training_step, strategy),
-                "backward": partial(session.backward, strategy),
-                # Called at every end of a fit, also where callbacks are not (in the lr finder).
-                "teardown": self._before_strategy_teardown,
-            },
-        )
+        strategy, examples = trainer.strategy, self._examples
+        session = Session(self.settings, type(self)._inform, self._skipped, examples)
+        self._session = session
+        wrappers: dict[str, Callable[..., Any]] = {
+            "training_step": partial(session.training_step, strategy),
+            "backward": partial(session.backward, strategy),
+            # Called at every end of a fit, also where callbacks are not (in the lr finder).
+            "teardown": self._before_strategy_teardown,
+        }
+        if examples is not None:
+            if is_new:
+                examples.clear(-1)
+            if examples.reads_sampler:
+                wrappers["process_dataloader"] = partial(examples.watch, trainer)
+        self._patch = Patch(strategy, wrappers)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Restore the methods of the strategy."""
@@ -146,10 +189,19 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
             report_failure(exception, trainer.strategy.root_device)
         self._undo()
 
-    def on_train_batch_start(self, *_: Any) -> None:
-        """Start the timer of the log."""
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Check that the batches show their examples."""
+        if self._examples is not None and self._session is not None:
+            self._examples.check_loader(trainer)
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Start the timer of the log, and find the indices of the examples."""
         if self._monitor is not None:
             self._monitor.before_batch()
+        if self._examples is not None and self._session is not None:
+            self._examples.start(batch, batch_idx)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Check the replicas, and log the metrics of the update."""
@@ -178,18 +230,24 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the aggregator, in types that ``weights_only=True`` can load."""
+        self._is_set_up = True
         if self._idle:  # another module is trained, and may have a callback of its own
             return {}
-        return {
+        state = {
             "name": self.settings.aggregator.label,
             "aggregator": dict(self.settings.aggregator.state_dict()),
             "skipped": self.skipped,
         }
+        if self._examples is not None:
+            state["examples"] = self._examples.state_dict()
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of :meth:`state_dict`."""
         name = self.settings.aggregator.label
         self._skipped.total = state_dict["skipped"]
+        if self._examples is not None and "examples" in state_dict:
+            self._examples.load_state_dict(state_dict["examples"])
         if state_dict["name"] == name:
             self.settings.aggregator.load_state_dict(state_dict["aggregator"])
         else:
@@ -224,17 +282,11 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
                 f"attribute `jacobian_descent` of {type(module).__name__}. Remove the attribute "
                 "(it has no effect without JDModuleMixin), or the callback or strategy."
             )
-        others = [
-            callback
-            for callback in trainer.callbacks
-            if isinstance(callback, JacobianDescent)
-            and callback is not self
-            and callback._concerns(module)
-        ]
-        if others:
+        found = [each for each in trainer.callbacks if isinstance(each, JacobianDescent)]
+        if (times := sum(callback._concerns(module) for callback in found)) > 1:
             raise SetupError(
-                f"Jacobian descent must be configured once, got it {1 + len(others)} times. Keep "
-                "one of: the callback JacobianDescent, the strategy 'jd' or 'jd_ddp', the flag "
+                f"Jacobian descent must be configured once, got it {times} times. Keep one of: the "
+                "callback JacobianDescent, the strategy 'jd' or 'jd_ddp', the flag "
                 "`jacobian_descent` of the module."
             )
 
@@ -248,3 +300,5 @@ class JacobianDescent(TakesSettings, TakesNothingElse):
             self._patch = None
         if self._session is not None:
             self._session.forget()
+        if self._examples is not None:
+            self._examples.release()

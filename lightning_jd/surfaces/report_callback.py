@@ -7,23 +7,33 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from datetime import datetime
 from html import escape
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from typing_extensions import override
 
+from lightning_jd import __version__
 from lightning_jd.errors import ArgumentError, SetupError
 from lightning_jd.metrics import PairwiseCosine
 from lightning_jd.report import RUN_FILE, Cosines, Run, page
-from lightning_jd.surfaces._about import about
-from lightning_jd.surfaces._observe import StepClock, is_due, steps_done, tasks_of, values_of
-from lightning_jd.surfaces._pass import Pass
+from lightning_jd.surfaces._observe import (
+    StepClock,
+    is_due,
+    steps_done,
+    tasks_of,
+    values_of,
+    with_tasks,
+)
 from lightning_jd.surfaces._promise import facts_of
 from lightning_jd.surfaces._session import Session
 from lightning_jd.surfaces.callback import JacobianDescent
 
 _SECONDS = 30.0  # between two pages while a run goes on
+_MOST_EXAMPLES = 20
 
 
 class JDReport:
@@ -113,7 +123,7 @@ class JDReport:
         self._target = target if not trainer.is_global_zero or _is_writable(target) else None
         aggregator = session.settings.aggregator
         self._run.aggregator = aggregator.label
-        self._run.about = about(trainer, pl_module)
+        self._run.about = _about(trainer, pl_module)
         self._seen = session.steps
         session.measures_plain = trainer.world_size == 1
 
@@ -139,17 +149,10 @@ class JDReport:
             if (plain := session.plain_milliseconds) is not None and len(updates) == 1:
                 values["cost"] = self._clock.cost(update.report, plain)
             self._run.add(steps_done(trainer), shares | values)
-            self._add_cosines(update)
-
-    def _add_cosines(self, update: Pass) -> None:
-        tasks, gramian = tasks_of(update), update.report.known_gramian
-        if tasks is None or gramian is None:
-            return
-        if self._cosines is None:
-            self._cosines = PairwiseCosine(tasks.names, sync_on_compute=False)
-        elif not set(tasks.names) <= set(self._cosines.names):
-            self._cosines = self._cosines.extended(tasks.names)
-        self._cosines.to(gramian.device).update(gramian, tasks.names)
+            if (tasks := tasks_of(update)) is not None and update.report.known_gramian is not None:
+                gramian = update.report.known_gramian
+                self._cosines = with_tasks(PairwiseCosine, self._cosines, tasks.names)
+                self._cosines.to(gramian.device).update(gramian, tasks.names)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the page, at most twice a minute."""
@@ -184,10 +187,8 @@ class JDReport:
             self._cosines.count.copy_(state_dict["cosines"]["count"])
 
     def _session(self, trainer: Any) -> Session | None:
-        for callback in trainer.callbacks:
-            if isinstance(callback, JacobianDescent) and callback._session is not None:
-                return callback._session
-        return None
+        callback = _callback_of(trainer)
+        return None if callback is None else callback._session
 
     def _write(self, trainer: Any) -> Path | None:
         """The page, if it was written."""
@@ -195,6 +196,8 @@ class JDReport:
             return None
         self._written = time.monotonic()
         path, run = self._target / "jd_report.html", self.run
+        if (callback := _callback_of(trainer)) is not None and callback._examples is not None:
+            run.examples = callback._examples.worst(_MOST_EXAMPLES)
         run.about["steps"] = str(trainer.global_step)
         try:
             self._target.mkdir(parents=True, exist_ok=True)
@@ -204,6 +207,14 @@ class JDReport:
             _warn(self._target, error)
             return None
         return path
+
+
+def _callback_of(trainer: Any) -> JacobianDescent | None:
+    """The callback that is at work."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, JacobianDescent) and callback._session is not None:
+            return callback
+    return None
 
 
 def _is_writable(folder: Path) -> bool:
@@ -225,3 +236,35 @@ def _warn(folder: Path, error: OSError) -> None:
         RuntimeWarning,
         stacklevel=3,
     )
+
+
+def _about(trainer: Any, module: Any) -> dict[str, str]:
+    """Module, parameters, optimizers, batch size, devices, versions, seed and date of a run."""
+    loader = trainer.train_dataloader
+    seed = os.environ.get("PL_GLOBAL_SEED")
+    lightning = type(trainer).__module__.partition(".")[0]
+    found = {
+        "module": type(module).__name__,
+        "parameters": f"{sum(p.numel() for p in module.parameters() if p.requires_grad):,}",
+        "optimizer": ", ".join(map(_optimizer, trainer.optimizers)),
+        "batch size": str(getattr(loader, "batch_size", None) or "unknown"),
+        "devices": f"{trainer.world_size} x {trainer.strategy.root_device.type}",
+        "precision": str(trainer.precision),
+        "versions": f"lightning_jd {__version__}, torch {torch.__version__}, "
+        f"{lightning} {_version(lightning)}",
+        "seed": seed if seed is not None else "not set by seed_everything",
+        "started": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _optimizer(optimizer: Any) -> str:
+    rates = sorted({float(group["lr"]) for group in optimizer.param_groups if "lr" in group})
+    return f"{type(optimizer).__name__} (lr {', '.join(f'{rate:g}' for rate in rates)})"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package.replace("_", "-"))
+    except PackageNotFoundError:
+        return "unknown"

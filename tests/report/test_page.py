@@ -272,3 +272,17 @@ def test_whether_a_larger_batch_would_pay(noise: float, signal: float, answer: s
     assert last.question == "Would a larger batch pay?"
     assert last.answer.startswith(answer)
     assert all("larger batch" not in found.question for found in verdict(recorded(mean_loss=1.0)))
+
+
+def test_a_red_card_links_to_a_section_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[2]
+    protected = recorded(**SAME, **{"worse/kind": 0.45, "norm/kind": 1.0})
+    protected.method = {"protects": True, "reg": 1e-4}
+    for run in (recorded(**SAME), protected):
+        (place,) = [finding.page for finding in verdict(run) if finding.level == "act"]
+        name, _, section = place.partition(": ")
+        assert f"\n## {section}\n" in (root / name).read_text(encoding="utf-8")
+        assert f'<a href="{(root / name).as_uri()}">{name}, “{section}”</a>' in page(run, "run")
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "is_file", lambda file: False)  # installed without its docs
+            assert f"More: {name}, “{section}”</span>" in page(run, "run")

@@ -70,6 +70,13 @@ def test_the_class_of_the_callback_instead_of_an_object() -> None:
         fit(Regression("tasks"), batches(n=4), callbacks=[JacobianDescent])
 
 
+def test_two_callbacks() -> None:
+    callback = JacobianDescent()
+    for callbacks in ([callback, JacobianDescent("mean")], [callback, callback]):
+        with pytest.raises(SetupError, match=r"configured once, got it 2 times. Keep one of: the"):
+            fit(Regression("tasks"), batches(n=4), callbacks=callbacks)
+
+
 class WithoutSuper(GramianAggregator):
     def __init__(self, k: float = 1.0) -> None:
         self.k = k
@@ -238,7 +245,7 @@ def test_what_is_installed_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_backward_of_ones_own_in_manual_optimization_is_explained() -> None:
-    from lightning_jd.surfaces._batches import Batches
+    from lightning_jd.surfaces._output import Batches
 
     batches = Batches()
     batches.add(is_skipped=False)

@@ -14,6 +14,7 @@ def mistakes() -> None:
     JacobianDescent("upgrad", split="term")
     JacobianDescent("upgrad", groups="layers")
     JacobianDescent("upgrad", reg=1e-3)
+    JacobianDescent("upgrad", examples=0.5)
     backward(torch.ones(2), nn.Linear(1, 1), "upgrad", selec="all")
     backward(torch.ones(2), nn.Linear(1, 1), "upgrad", nonfinite="skp")
     Mean(reg=3)

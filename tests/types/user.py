@@ -15,11 +15,14 @@ from lightning_jd import (
     JDModuleMixin,
     JDReport,
     JDStrategy,
+    Normalized,
     available,
     backward,
     explain,
+    gradient_norms,
     gramian,
     jacobian,
+    project,
     register,
     resolve,
 )
@@ -61,6 +64,9 @@ def in_lightning() -> None:
     L.Trainer(strategy=JDDDPStrategy(UPGrad(reg=0), find_unused_parameters=True))
     JacobianDescent(by_length, rows="tasks", groups="layer", log={"every_n_steps": 1})
     JacobianDescent(UPGrad, params=["encoder.*"], weights_every=4, nonfinite="skip", memory="low")
+    JacobianDescent(examples="id")
+    table = JacobianDescent("mean", examples=lambda batch: batch[2]).examples
+    print(table["index"][table["loss"].argmax()])
     callback = JacobianDescent(accumulation="step", split={"by": "terms", "names": ["a", "b"]})
     if callback.report is not None:
         print(callback.report.gramian.dtype, callback.skipped, len(callback.reports))
@@ -81,6 +87,7 @@ def in_torch() -> None:
     jd.backward(Fabric(), {"a": losses[0]}, model, "upgrad", params="shared")
     lightning_jd.fabric.backward(Fabric(), losses, model)
     print(gramian(losses, model), jacobian(losses, model), explain(losses, model))
+    print(gradient_norms(losses, model), project(losses, model, dim=8), Normalized("mgda"))
     print(available()["upgrad"], resolve("upgrad"), Mean(), lightning_jd.__version__)
 
 
