@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_jd.engines._columns import to_columns
+from lightning_jd.engines._parameters import to_columns
 from lightning_jd.engines.tape.run import Ledger, Replay
 from lightning_jd.errors import GraphError
 from lightning_jd.linalg import has_float64, in_float64
