@@ -37,12 +37,14 @@ def files_entered(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> set[str
 def test_a_step_enters_few_files() -> None:
     """The figures may only become smaller."""
     torch.manual_seed(0)
+    # hooks of earlier tests are told from those of this one
+    files_entered(nn.Linear(2, 2), torch.randn(3, 2), torch.zeros(3, dtype=torch.long))
     memory.forget()
     layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten()]
     model = nn.Sequential(*layers, nn.Linear(8 * 16, 4))
     x, y = torch.randn(16, 3, 8, 8), torch.randint(4, (16,))
-    entered = [files_entered(model, x, y) for _ in range(5)]
+    entered = [files_entered(model, x, y) for _ in range(6)]
     counts = [len(files) for files in entered]
     assert counts[0] <= 53, sorted(entered[0])
-    assert max(counts[1:3]) <= 42, sorted(entered[1])
-    assert counts[3] == counts[4] <= 25, sorted(entered[4])
+    assert max(counts[1:3]) <= 41, sorted(entered[1])
+    assert counts[-2] == counts[-1] <= 24, sorted(entered[-1])
