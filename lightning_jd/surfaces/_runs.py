@@ -148,7 +148,7 @@ class Plan:
         try:
             with _own_seed(job.seed) as reseed, warnings.catch_warnings():
                 warnings.filterwarnings("ignore", ".*LeafSpec")  # of torch, used by Lightning
-            warnings.filterwarnings("ignore", ".*does not have many workers")
+                warnings.filterwarnings("ignore", ".*does not have many workers")
                 warnings.filterwarnings("ignore", ".*number of training batches .* is smaller than")
                 self._train(job, folder, tell, outcome, reseed)
         except Exception as error:
