@@ -17,8 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from lightning_jd.engines._graph import LEAF
-from lightning_jd.engines.tape.graph._constants import Constant, Ids, Shape
-from lightning_jd.engines.tape.graph._records import FOREIGN, Edge, Record
+from lightning_jd.engines.tape.graph._records import FOREIGN, Constant, Edge, Ids, Record, Shape
 
 #: Views that show the same entries in the same order.
 RESHAPES = {

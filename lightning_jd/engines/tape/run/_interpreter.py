@@ -1,4 +1,4 @@
-"""Turns the gradients that a pass meets into contributions, use by use."""
+"""Turns the gradients that a pass meets into contributions: by a rule, or without one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,98 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
+from lightning_jd.engines._columns import to_columns
+from lightning_jd.engines._hooks import hooks_silenced
 from lightning_jd.engines._objectives import is_one
 from lightning_jd.engines.tape.contributions import Contribution, Rows
-from lightning_jd.engines.tape.graph import Graph
+from lightning_jd.engines.tape.graph import (
+    Cotangents,
+    Graph,
+    Placement,
+    Record,
+    Shape,
+    local_vjp,
+    read_ahead,
+    run_pass,
+)
+from lightning_jd.engines.tape.owners import Owners
+from lightning_jd.engines.tape.owners.flow import is_elementwise
 from lightning_jd.engines.tape.plan import Plan, Use
-from lightning_jd.engines.tape.rules import NotApplicableError, Site, rule_at
-from lightning_jd.engines.tape.run._capture import Cotangents, read_ahead, run
-from lightning_jd.engines.tape.run._without_rule import broadcast_once, local_rows
+from lightning_jd.engines.tape.rules import NotApplicableError, Site, rule_at, sum_of_broadcast
 from lightning_jd.errors import GraphError
+
+
+def broadcast_once(site: Site, record: Record) -> Contribution | None:
+    """The gradients of all objectives at an input of an elementwise operation.
+
+    Autograd sums a gradient to the shape of the input only after the operation, so one call gives
+    the summands; they are then summed per owner.
+
+    Returns:
+        ``None`` if the operation is no such operation.
+    """
+    if not is_elementwise(record.name):
+        return None
+    pulled = local_vjp(site.node, site.cotangents)[site.slots[0]]
+    try:
+        if pulled is not None and pulled.shape == site.cotangent.shape:
+            return sum_of_broadcast(site, pulled)
+    except NotApplicableError:
+        pass
+    return None
+
+
+def local_rows(
+    sites: Sequence[Site], owners: Sequence[Owners | None], m: int
+) -> list[Contribution]:
+    """The gradients of all objectives at some inputs of any operation.
+
+    It is differentiated once per objective, with the cotangents of the others masked: m times the
+    cost of this operation, but of no other.
+    """
+    first = sites[0]
+    rows: list[Tensor | None] = [None] * len(sites)
+    for owner in sorted({int(i) for o in owners if o is not None for i in o.ids if i >= 0}):
+        masked = [
+            None if D is None or who is None else _masked(D, who, owner)
+            for D, who in zip(first.cotangents, owners, strict=True)
+        ]
+        gradients = local_vjp(first.node, masked)
+        for j, site in enumerate(sites):
+            gradient = gradients[site.slots[0]]
+            if gradient is not None:
+                row = site.cast(_fitted(gradient, site.shape))
+                block = rows[j]
+                if block is None:
+                    block = rows[j] = row.new_zeros(m, *site.shape)
+                block[owner] = row
+    return [
+        Rows(_nothing(site, m) if block is None else block, site.placements[0])
+        for site, block in zip(sites, rows, strict=True)
+    ]
+
+
+def _nothing(site: Site, m: int) -> Tensor:
+    return site.cotangent_like.new_zeros(m, *site.shape, dtype=site.dtype)
+
+
+def _masked(cotangent: Tensor, owners: Owners, owner: int) -> Tensor:
+    mask = torch.as_tensor(owners.ids == owner, device=cotangent.device)
+    if owners.axis is None:
+        return cotangent * mask[0]
+    shape = [1] * cotangent.ndim
+    shape[owners.axis] = -1
+    # not a product: what is infinite elsewhere must not become NaN here
+    return torch.where(mask.view(shape), cotangent, torch.zeros_like(cotangent))
+
+
+def _fitted(gradient: Tensor, shape: Shape) -> Tensor:
+    """Autograd sums gradients to the shape of the input only after the operation."""
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    return dense if dense.shape == shape else dense.sum_to_size(shape)
+
 
 #: Takes the position of a use and its contributions: one, or one per slot.
 Deliver = Callable[[int, list[Contribution]], None]
@@ -78,7 +161,7 @@ class Interpreter:
                 # checkpoints are given out once per pass
                 later.append((refused, self._unscaled(cotangents)))
 
-        run(
+        run_pass(
             self.graph,
             losses,
             weights * self.scale,
@@ -208,3 +291,65 @@ def _changed_its_mind(operation: str) -> GraphError:
         f"{operation!r} before and refuses it now, while the graph is being freed. Pass "
         "`retain_graph=True`, or let the rule always refuse."
     )
+
+
+def computed_rows(
+    graph: Graph,
+    plan: Plan,
+    parts: Mapping[int, Sequence[Contribution]],
+    parameters: Mapping[int, Tensor],
+    m: int,
+) -> list[Contribution]:
+    """Rows of the parameters that are computed with, from the contributions of all uses."""
+    found = _pulled_back(graph, plan, parts, parameters, m)
+    for unit in plan.units:
+        (parameter, *_) = unit.parameters
+        if parameter in parameters:
+            for position in unit.uses:
+                for part in parts.get(position, ()):
+                    rows = part.rows()
+                    found[parameter] = found[parameter] + rows if parameter in found else rows
+    return [
+        Rows(rows, Placement(parameter, rows.shape[1], (rows.shape[1],)))
+        for parameter, rows in found.items()
+    ]
+
+
+def _pulled_back(
+    graph: Graph,
+    plan: Plan,
+    parts: Mapping[int, Sequence[Contribution]],
+    parameters: Mapping[int, Tensor],
+    m: int,
+) -> dict[int, Tensor]:
+    results: list[GradientEdge] = []
+    rows: list[Tensor] = []
+    precision = torch.float32
+    for position in plan.virtual:
+        use = plan.uses[position]
+        for part in parts.get(position, ()):
+            node = graph.nodes[use.edge.node]
+            dtype = node._input_metadata[use.edge.output].dtype
+            results.append(GradientEdge(node, use.edge.output))
+            shape = (m, *use.placements[0].shape)
+            columns = part.rows()
+            precision = columns.dtype
+            if dtype.is_complex:
+                columns = torch.view_as_complex(columns.view(*shape, 2))
+            rows.append(columns.view(shape).to(dtype))
+    found: dict[int, list[Tensor]] = {}
+    if results:
+        for k in range(m):
+            with hooks_silenced(parameters.values()):
+                gradients = torch.autograd.grad(
+                    results,
+                    list(parameters.values()),
+                    [row[k] for row in rows],
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            for (parameter, tensor), gradient in zip(parameters.items(), gradients, strict=True):
+                found.setdefault(parameter, []).append(
+                    to_columns(torch.zeros_like(tensor) if gradient is None else gradient)
+                )
+    return {parameter: torch.stack(flats).to(precision) for parameter, flats in found.items()}
