@@ -198,7 +198,7 @@ def test_the_jacobian_of_instances_costs_no_pass_per_row(model: TwoTasks, x: Ten
 
 @pytest.mark.parametrize("memory", ["fast", "low"])
 @pytest.mark.parametrize("groups", [None, "layer"])
-def test_a_retained_graph_can_be_graphd_again(
+def test_a_retained_graph_can_be_differentiated_again(
     model: TwoTasks, x: Tensor, memory: str, groups: str | None
 ) -> None:
     losses = model(x)
