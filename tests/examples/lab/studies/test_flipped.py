@@ -39,3 +39,11 @@ def test_arguments_that_cannot_be(tmp_path: Path) -> None:
         flipped(share=1, output=str(tmp_path))
     with pytest.raises(UnknownNameError, match="got 'letters'"):
         flipped(datasets="letters", output=str(tmp_path))
+
+
+def test_the_guide_shows_the_published_areas() -> None:
+    docs = Path(__file__).parents[4] / "docs"
+    page = (docs / "guides" / "per_example.md").read_text(encoding="utf-8")
+    for row in Report.read(docs / "benchmarks" / "flipped.json").rows:
+        cells = " | ".join(str(row[key]) for key in ("epoch 1", "epoch 5", "epoch 20", "so far"))
+        assert row["method"] == "upgrad" or f" | {cells} |" in page
