@@ -7,6 +7,7 @@ test gets a process group of its own.
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -114,6 +115,12 @@ def _serve(rank: int, size: int, pipe: Connection) -> None:
 def _attempt(rank: int, size: int, work: Work, folder: Path, patience: float) -> str | None:
     """Do the work in a process group of its own; the error, if there was one."""
     os.chdir(folder)
+    with warnings.catch_warnings():  # filters that a test or an import has left are not its own
+        warnings.resetwarnings()
+        return _attempt_here(rank, size, work, folder, patience)
+
+
+def _attempt_here(rank: int, size: int, work: Work, folder: Path, patience: float) -> str | None:
     try:
         dist.init_process_group(
             "gloo",

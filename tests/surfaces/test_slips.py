@@ -21,7 +21,7 @@ from lightning_jd.surfaces import _namespace
 from lightning_jd.surfaces._settings import Settings
 from lightning_jd.surfaces._start_line import bars_cleared
 from lightning_jd.surfaces._support import check_supported
-from tests.helpers.lightning import Regression, assert_same_weights, batches, fit
+from tests.helpers.lightning import ManualRegression, Regression, assert_same_weights, batches, fit
 
 
 class Returns(Regression):
@@ -68,6 +68,20 @@ def test_a_number_among_the_losses() -> None:
 def test_the_class_of_the_callback_instead_of_an_object() -> None:
     with pytest.raises(SetupError, match=r"got the class JacobianDescent. Call it: JacobianDesc"):
         fit(Regression("tasks"), batches(n=4), callbacks=[JacobianDescent])
+
+
+class OwnBackward(ManualRegression):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.errors(batch).mean().backward()
+        optimizer.step()
+
+
+def test_a_backward_of_ones_own_in_manual_optimization() -> None:
+    message = r"manual_backward\(losses\)` in place of `loss\.backward"
+    with pytest.raises(SetupError, match=message):
+        fit(OwnBackward(), batches(n=4), callbacks=[JacobianDescent()])
 
 
 def test_two_callbacks() -> None:
@@ -242,12 +256,3 @@ def test_what_is_installed_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "lightning.pytorch")
     monkeypatch.setattr(_namespace, "find_spec", only_one)
     assert _namespace.surfaces_in_use().__name__ == "lightning_jd.surfaces.lightning_pytorch"
-
-
-def test_a_backward_of_ones_own_in_manual_optimization_is_explained() -> None:
-    from lightning_jd.surfaces._output import Batches
-
-    batches = Batches()
-    batches.add(is_skipped=False)
-    with pytest.raises(SetupError, match=r"manual_backward\(losses\)` in place of `loss\.backward"):
-        batches.check_first(steps=0)

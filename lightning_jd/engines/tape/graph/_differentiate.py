@@ -1,8 +1,9 @@
-"""Calls autograd: for a whole graph with weighted losses, or for one operation alone."""
+"""Calls autograd: for a whole graph, for a pass that stops on the way, for one operation alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,10 +11,13 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
-from lightning_jd.engines._hooks import hooks_silenced
+from lightning_jd.engines._hooks import hook_history, hooks_silenced
 from lightning_jd.engines._objectives import Output
+from lightning_jd.engines.tape.graph._records import Edge, Graph, may_be_hooked
 
 _engine: Any = torch.autograd.Variable._execution_engine
+#: The gradients at the outputs of a node; ``None`` where none arrives.
+Cotangents = tuple[Tensor | None, ...]
 
 
 def gradients_of(
@@ -35,18 +39,6 @@ def gradients_of(
         targets: Parameters, whose hooks are silenced, or outputs of nodes.
         retain_graph: Whether the graph is kept.
     """
-    with hooks_silenced([target for target in targets if isinstance(target, Tensor)]):
-        return run_engine(outputs, weights, targets, retain_graph=retain_graph)
-
-
-def run_engine(
-    outputs: Sequence[Output],
-    weights: Sequence[Tensor | None],
-    targets: Sequence[Tensor | GradientEdge],
-    *,
-    retain_graph: bool = True,
-) -> tuple[Tensor | None, ...]:
-    """:func:`gradients_of` for those who have silenced the hooks of parameters themselves."""
     pairs = [
         (output, torch.ones_like(output) if weight is None else weight.to(output.dtype))
         if isinstance(output, Tensor)
@@ -54,19 +46,20 @@ def run_engine(
         for output, weight in zip(outputs, weights, strict=True)
         if isinstance(output, GradientEdge) or output.requires_grad
     ]
-    found: tuple[Tensor | None, ...] = _engine.run_backward(
-        tuple([output for output, _ in pairs]),
-        tuple([weight for _, weight in pairs]),
-        retain_graph,
-        False,  # no graph of the gradients
-        tuple(targets),
-        True,  # targets may be unreachable
-        accumulate_grad=False,
-    )
+    with hooks_silenced([target for target in targets if isinstance(target, Tensor)]):
+        found: tuple[Tensor | None, ...] = _engine.run_backward(
+            tuple([output for output, _ in pairs]),
+            tuple([weight for _, weight in pairs]),
+            retain_graph,
+            False,  # no graph of the gradients
+            tuple(targets),
+            True,  # targets may be unreachable
+            accumulate_grad=False,
+        )
     return found
 
 
-def local_vjp(node: Node, cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+def local_vjp(node: Node, cotangents: Sequence[Tensor | None]) -> Cotangents:
     """The gradient at every input of one operation, for given gradients at its outputs.
 
     The operation is differentiated alone: nothing below it runs.
@@ -81,7 +74,7 @@ def local_vjp(node: Node, cotangents: Sequence[Tensor | None]) -> tuple[Tensor |
     return found if isinstance(found, tuple) else (found,)
 
 
-def _custom_vjp(node: Any, cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+def _custom_vjp(node: Any, cotangents: Sequence[Tensor | None]) -> Cotangents:
     """:func:`local_vjp` of a ``torch.autograd.Function``, called as autograd calls it.
 
     Outputs that are not used have a gradient of zeros. There is one result per *argument* of the
@@ -101,3 +94,95 @@ def _custom_vjp(node: Any, cotangents: Sequence[Tensor | None]) -> tuple[Tensor 
         [result for result, needs in zip(results, node.needs_input_grad, strict=True) if needs]
     )
     return tuple([None if child is None else next(needed) for child, _ in node.next_functions])
+
+
+def run_pass(
+    graph: Graph,
+    losses: Tensor,
+    weights: Tensor,
+    nodes: Collection[int],
+    ends: Sequence[Edge],
+    consume: Callable[[int, Cotangents], None],
+    *,
+    retain_graph: bool = True,
+) -> None:
+    """Hand the gradients at the outputs of each node to ``consume``, as soon as they are complete.
+
+    Gradients are captured at ``ends``, the outputs of the lowest nodes, so that no gradient of a
+    weight is computed. Hooks on all other nodes hand over what enters these, so that nothing is
+    kept alive longer than in an ordinary pass.
+    """
+    lowest = {end.node for end in ends}
+    without_autograd = torch.no_grad()(consume)
+    with hook_history.own():
+        handles = [
+            graph.nodes[node].register_prehook(partial(without_autograd, node))
+            for node in nodes
+            if node not in lowest
+        ]
+    try:
+        found = captured(graph, losses, weights, ends, retain_graph=retain_graph)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for node in list(found):
+        consume(node, found.pop(node))
+
+
+def captured(
+    graph: Graph,
+    losses: Tensor,
+    weights: Tensor | None,
+    edges: Sequence[Edge],
+    *,
+    retain_graph: bool = True,
+) -> dict[int, Cotangents]:
+    """The gradients at the outputs of some nodes, all at once, by one call of autograd."""
+    gradients = gradients_of(
+        [losses],
+        [weights],
+        [GradientEdge(graph.nodes[node], output) for node, output in edges],
+        retain_graph=retain_graph,
+    )
+    found: dict[int, Cotangents] = {}
+    for (node, _), gradient in zip(edges, gradients, strict=True):
+        found[node] = (*found.get(node, ()), gradient)
+    return found
+
+
+def read_ahead(wanted: Iterable[tuple[int, Node, Sequence[str]]]) -> dict[int, dict[str, Any]]:
+    """Read saved tensors that are recomputed or loaded when they are read.
+
+    Non-reentrant checkpointing gives a saved tensor out once per backward pass. Reading it next to
+    the pass that consumes it would break that pass, so it is read in a pass of its own, all of it
+    at once, so that every checkpoint is recomputed once only.
+
+    Returns:
+        Per key, the saved tensors that have such a hook.
+    """
+    hooked = [
+        (key, node, name)
+        for key, node, names in wanted
+        for name in names
+        if may_be_hooked(node, name)
+    ]
+    found: dict[int, dict[str, Any]] = {}
+    if hooked:
+
+        def read() -> None:
+            for key, node, name in hooked:
+                found.setdefault(key, {})[name] = getattr(node, "_saved_" + name)
+
+        in_own_pass(read)
+    return found
+
+
+def in_own_pass(read: Callable[[], None]) -> None:
+    """Call a function that reads saved tensors in a backward pass that does nothing else."""
+    with torch.enable_grad():
+        seed = torch.zeros((), requires_grad=True)
+        end = seed.clone()
+    assert end.grad_fn is not None
+    with hook_history.own():
+        end.grad_fn.register_prehook(lambda _: read())
+    torch.autograd.grad(end, seed)
