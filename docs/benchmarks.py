@@ -1,4 +1,4 @@
-"""Write the tables and figures of docs/benchmarks.md from docs/benchmarks/*.json.
+"""Write tables and figures of docs/benchmarks.md, and a line of the README, from docs/benchmarks/*.json.
 
     PYTHONPATH=. python docs/benchmarks.py              # the page again, from the files
     PYTHONPATH=. python docs/benchmarks.py --measure    # take steps and weights again (12 minutes), then the page
@@ -397,6 +397,21 @@ def page() -> str:
     return _PLACE.sub(lambda found: found[1] + TABLES[found[2]]() + "\n\n" + found[3], text)
 
 
+def readme() -> str:
+    """The README with the range of the first table, in whole plain steps."""
+    found = [row for case, row in lines("engines", "case").items() if case in EXAMPLES]
+    columns = [
+        [float(str(row["ours"])) for row in found],
+        [value for row in found if (value := theirs(row)) is not None],
+    ]
+    cells = [f"[{min(x):.0f} to {max(x):.0f}](docs/benchmarks.md)" for x in columns]
+    loops = [float(str(row["loop"])) for row in found if row.get("loop")]
+    cells += ["-", f"[{min(loops):.0f} to {max(loops):.0f}](docs/benchmarks.md)" if loops else "-"]
+    name = "| one objective per example, plain steps on a CPU |"
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    return re.sub(rf"{re.escape(name)}.*", f"{name} {' | '.join(cells)} |", text)
+
+
 def measure() -> None:
     """Take engines.json and weights.json again; their other lines are gone."""
     quick = [case for case in (*EXAMPLES, *TASKS) if case not in SLOW]
@@ -431,6 +446,7 @@ def main() -> None:
         path = FIGURES / draw.__name__.replace("draw", "benchmarks")
         draw().savefig(path.with_suffix(".svg"), transparent=True, metadata={"Date": None})
     (DOCS / "benchmarks.md").write_text(page(), encoding="utf-8")
+    (DOCS.parent / "README.md").write_text(readme(), encoding="utf-8")
 
 
 if __name__ == "__main__":
