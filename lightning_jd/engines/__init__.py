@@ -19,6 +19,7 @@ from lightning_jd.engines._graph import (
     mark_as_freed,
     nodes_below,
     task_roots,
+    tasks_above,
     tasks_reaching,
 )
 from lightning_jd.engines._hooks import hooks_registered, hooks_silenced, listens, own_hooks
@@ -88,5 +89,6 @@ __all__ = [
     "split_into_groups",
     "split_loss",
     "task_roots",
+    "tasks_above",
     "tasks_reaching",
 ]
