@@ -94,6 +94,10 @@ BY_HAND: dict[str, tuple[Losses, Losses]] = {
         lambda o: entropies(o).mean() + 0.1 * squares(o).sum(),
         lambda o: entropies(o) + 0.1 * B * squares(o).sum(dim=1),
     ),
+    "a sum and a mean": (
+        lambda o: 0.1 * squares(o).sum() + entropies(o).mean(),
+        lambda o: entropies(o) + 0.1 * B * squares(o).sum(dim=1),
+    ),
     "two means of different counts keep their proportion": (
         lambda o: entropies(o).mean() + (entropies(o) * ONES).sum() / ONES.sum(),
         lambda o: entropies(o) + entropies(o) * ONES * B / ONES.sum(),
