@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch import Tensor
 
 from lightning_jd.core import backward
@@ -109,6 +110,23 @@ def test_an_instance_is_left_out_and_counted(what: str, accumulation: str, memor
     assert callback.skipped >= 2
     assert moved(module, Regression())
     assert all(torch.isfinite(parameter).all() for parameter in module.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:In batch 2 of epoch 0:RuntimeWarning")
+def test_the_mean_that_is_shown_is_that_of_what_is_left() -> None:
+    shown: list[Tensor] = []
+
+    class Watch(Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, i: int) -> None:
+            losses = module.errors(batch).mean(dim=1).detach()
+            shown.append(losses[[0, 2, 3]].mean() if i == BAD_BATCH else losses.mean())
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
+            torch.testing.assert_close(outputs["loss"], shown[-1])
+
+    descent = JacobianDescent("upgrad", nonfinite="skip")
+    fit(Exploding("instances", "loss"), callbacks=[descent, Watch()], max_epochs=1)
+    assert len(shown) == 6
 
 
 class AllBad(Regression):
