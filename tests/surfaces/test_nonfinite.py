@@ -168,6 +168,16 @@ def test_an_epoch_of_which_nothing_is_left_is_an_error(
     assert not moved(module, Regression())
 
 
+@pytest.mark.filterwarnings("ignore:In batch 0 of epoch 1:RuntimeWarning")
+def test_every_epoch_is_looked_at_by_itself() -> None:
+    class Later(Regression):
+        def in_form(self, errors: Tensor) -> Any:
+            return super().in_form(errors * torch.nan if self.current_epoch else errors)
+
+    with pytest.raises(NonFiniteError, match="infinity for all 18 in the 6 steps of epoch 1"):
+        fit(Later("tasks"), callbacks=[JacobianDescent(nonfinite="skip")])
+
+
 @pytest.mark.filterwarnings("ignore:In batch 0 of epoch 0:RuntimeWarning")
 def test_a_task_that_is_never_trained_is_named_after_the_epoch() -> None:
     with pytest.warns(RuntimeWarning, match="In epoch 0, 'b' was NaN or infinite in every step"):
