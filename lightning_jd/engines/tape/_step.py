@@ -274,8 +274,8 @@ class Step:
             v = self._vector(ledger.G)
         else:
             v = program.v
-        ordinary = self.request.ordinary_gradients
-        return mismatches(ledger, v, ordinary, self._dtype, self._plain, program=program)
+        ordinary, chosen = self.request.ordinary_gradients, self.plan.reached - self._plain
+        return mismatches(ledger, v, ordinary, self._dtype, chosen, program=program)
 
     @property
     def _dtype(self) -> torch.dtype:
