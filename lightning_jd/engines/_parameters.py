@@ -13,8 +13,6 @@ from lightning_jd.engines._graph import tasks_reaching
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.errors import ArgumentError, GraphError, SetupError
 
-_PARAMETERS, _MODULES = nn.Module.named_parameters, nn.Module.named_modules
-
 NamedParameters = list[tuple[str, Tensor]]
 #: What a user may hand over: a module, tensors, (name, tensor) pairs, or a dict of named tensors.
 Parameters = (
@@ -43,15 +41,7 @@ def named_parameters_of(params: Parameters) -> NamedParameters:
         >>> [name for name, _ in named_parameters_of(nn.Linear(2, 1))]
         ['weight', 'bias']
     """
-    if isinstance(params, nn.Module):
-        pairs = _of_module(params)
-        tensors = [tensor for _, tensor in pairs]
-        # as a rule nothing has to be left out, and then nothing has to be looked at one by one
-        is_plain = all(tensor.requires_grad and tensor.is_leaf for tensor in tensors)
-        if is_plain and pairs and len(set(map(id, tensors))) == len(pairs):
-            return pairs
-    else:
-        pairs = _pairs(params)
+    pairs = [*params.named_parameters()] if isinstance(params, nn.Module) else _pairs(params)
     named: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in pairs:
@@ -109,29 +99,6 @@ def _pairs(params: object) -> list[tuple[str, Any]]:
         entry if isinstance(entry, tuple) else (str(position), entry)
         for position, entry in enumerate(params)
     ]
-
-
-def _of_module(module: nn.Module) -> list[tuple[str, Any]]:
-    """As ``named_parameters``, which is a nest of generators and takes three times as long."""
-    found: list[tuple[str, Any]] = []
-    seen: set[nn.Module] = set()
-    waiting = [("", module)]
-    while waiting:
-        prefix, each = waiting.pop()
-        if each in seen:
-            continue
-        seen.add(each)
-        cls = type(each)
-        # a class may have its own idea of them
-        if cls.named_parameters is not _PARAMETERS or cls.named_modules is not _MODULES:
-            return list(module.named_parameters())
-        for name, parameter in each._parameters.items():
-            if parameter is not None:
-                found.append((prefix + name, parameter))
-        for name, child in reversed(each._modules.items()):
-            if child is not None:
-                waiting.append((f"{prefix}{name}.", child))
-    return found
 
 
 @dataclass(frozen=True)

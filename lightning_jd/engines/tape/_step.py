@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from math import inf, prod
 from typing import NamedTuple
@@ -19,21 +19,19 @@ from lightning_jd.engines.tape._compare import (
     report,
 )
 from lightning_jd.engines.tape._extracts import Extract
-from lightning_jd.engines.tape._parameter_hooks import altered_placements
+from lightning_jd.engines.tape._parameter_hooks import altered_placements, hooked_operations
 from lightning_jd.engines.tape.graph import VIEWS, Graph, holds_functions, may_be_hooked, walk
 from lightning_jd.engines.tape.plan import Known, Plan, memory
-from lightning_jd.engines.tape.rules import rule_at
 from lightning_jd.engines.tape.run import (
     MAX_LOOP_NUMBERS,
     Collector,
     Ledger,
     Loop,
-    PlanRunner,
     Replay,
     Request,
-    Visitor,
     can_trace,
     loop_over_tasks,
+    run_plan,
     trace,
 )
 
@@ -128,9 +126,12 @@ class Step:
         self.is_hooked = hook_history.count(graph.nodes) > 0
         self.certificates = memory.certificates(known, (request.model, self.is_hooked))
         row_by_row = self.certificates.row_by_row
-        self.plan = plan = known.plan(graph, request.owners, row_by_row)
+        plan = known.plan(graph, request.owners, row_by_row)
         if not plan.reached:
             raise request.nothing_reached()
+        if self.is_hooked and (hooked := hooked_operations(graph, plan)):
+            plan = known.plan(graph, request.owners, row_by_row | hooked)
+        self.plan = plan
         is_low = request.options.memory == "low"
         is_simple = not (self.collects or self.is_hooked)
         self._is_traceable = is_simple and not is_low
@@ -180,8 +181,9 @@ class Step:
             ledger, plan.program = trace(self.graph, plan, request)
             plan.is_traceable = plan.program is not None
             return Outcome(ledger, plan)
-        kind = self._collector() if self.collects else Ledger
-        ledger = request.empty_ledger(kind, keeps=self._keeps, once=self._frees)
+        ledger = request.empty_ledger(keeps=self._keeps, once=self._frees)
+        if self.collects:
+            ledger = self._collector()
         return self._by_rules(ledger, retain_graph=not self._frees)
 
     def certified(self) -> Outcome | None:
@@ -206,7 +208,7 @@ class Step:
         G = None if wrong is None else outcome.ledger.G
         outcome.ledger.shares.clear()
         if self.collects:
-            outcome = self._by_rules(request.empty_ledger(self._collector(G)))
+            outcome = self._by_rules(self._collector(G))
         if self.extract is not None and self.extract.wrong:
             failed = set(self.extract.wrong)
             self._report([Mismatch((p,), self.extract.name, inf) for p in sorted(failed)])
@@ -220,22 +222,22 @@ class Step:
         names, raises = [n for n, _ in self.request.named], self.request.options.check == "raise"
         report(wrong, names, is_linear=self.is_linear, raises=raises)
 
-    def _collector(self, certified: Tensor | None = None) -> Callable[..., Ledger]:
-        """Makes the ledger that takes the contributions, which are compared if G is certified."""
-        if self.extract is None:
-            return Collector
-        self.extract.begin(certified)
-        return partial(Visitor, self.extract.take, self.keeps)
+    def _collector(self, certified: Tensor | None = None) -> Ledger:
+        """The ledger that takes the contributions, which are compared if G is certified."""
+        take = None
+        if self.extract is not None:
+            self.extract.begin(certified)
+            take = self.extract.take
+        return self.request.empty_ledger(partial(Collector, take=take), keeps=self.keeps)
 
     def _by_rules(self, ledger: Ledger, *, retain_graph: bool = True) -> Outcome:
-        runner = PlanRunner(
-            *(self.graph, self.known, self.plan, self.request),
+        paths = run_plan(
+            *(self.graph, self.known, self.plan, self.request, ledger),
             plain=self._plain,
             retain_graph=retain_graph,
         )
-        runner.run(ledger)
         ledger.close()
-        return Outcome(ledger, self.plan, runner.paths, self.is_hooked)
+        return Outcome(ledger, self.plan, paths, self.is_hooked)
 
     def _replay(self, *, retain_graph: bool) -> Replay | None:
         """Run the program, if there is one that fits."""
@@ -292,8 +294,8 @@ def can_free(graph: Graph, plan: Plan) -> bool:
     for position, use in enumerate(plan.uses):
         if plan.refused.get(position, True):
             return False  # unknown, or the operation is run once more after the pass
-        node, slot = graph.nodes[use.node], use.slots[0]
-        if any(may_be_hooked(node, name) for name in rule_at(node.name(), slot).saved):
+        node = graph.nodes[use.node]
+        if any(may_be_hooked(node, name) for name in plan.rule(use).saved):
             return False  # what is recomputed is given out once per pass
     return True
 
