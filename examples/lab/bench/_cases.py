@@ -59,6 +59,8 @@ CASES: dict[str, Case] = {
         Case("resnet18", resnet18, "upgrad", 1.25, skips=("autojac",)),
         Case("transformer", transformer, "upgrad", 1.35),
         Case("transformer-256", lambda: transformer(256), "upgrad", 1.6, skips=("autojac",)),
+        Case("transformer-short", lambda: transformer(32, layers=3, length=32), "upgrad", 1.7),
+        Case("transformer-short-128", lambda: transformer(128, layers=3, length=32), "upgrad", 2.1),
         Case("mlp-8-tasks", lambda: mlp_tasks(8), "upgrad", 2.5),
         Case("mlp-40-tasks", lambda: mlp_tasks(40), "upgrad", 7.0),
         Case("cnn-8-tasks", lambda: cnn_tasks(8), "upgrad", 5.0),

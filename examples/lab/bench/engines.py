@@ -27,6 +27,9 @@ _COLUMNS = {
     "must": "must",
     "mark": "reached",
     "ours_low": "low memory / plain",
+    "gramian": "gramian / plain",
+    "norms": "gradient_norms / plain",
+    "norms_mark": "norms below the Gramian",
     "loop": "loop of autograd.grad / plain",
     "loop_mark": "at most 5 % above the loop",
     "autogram": "autogram / plain",
@@ -136,6 +139,9 @@ def timed(case: Case, repeats: int, clock: Clock, seconds: float = 10.0) -> dict
         "must": case.must,
         "mark": "yes" if spread.median <= case.must else "missed",
         "ours_low": ratio(first["ours_low"], plain),
+        "gramian": ratio(first["gramian"], plain),
+        "norms": ratio(first["norms"], plain),
+        "norms_mark": "yes" if ratio(first["norms"], first["gramian"]) < 1 else "missed",
     }
     if "loop" in first:
         row["loop"] = ratio(first["loop"], plain)

@@ -13,11 +13,12 @@ from examples.lab.device import here
 from examples.lab.work.networks import TrunkAndHeads, Work, mean_of
 from lightning_jd.aggregators import GramianAggregator, resolve
 from lightning_jd.core import backward
+from lightning_jd.engines import gradient_norms, gramian
 from lightning_jd.errors import UnknownNameError
 
 Step = Callable[[], None]
 OPPONENTS = ("autogram", "autojac")  # TorchJD's two engines
-ENGINES = ("plain", "ours", "ours_low", "loop", *OPPONENTS)
+ENGINES = ("plain", "ours", "ours_low", "gramian", "norms", "loop", *OPPONENTS)
 #: What TorchJD calls the methods, from Gramians and from Jacobians.
 _WEIGHTINGS = {
     "mean": "MeanWeighting",
@@ -60,7 +61,7 @@ def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
     Args:
         engine: One of :data:`ENGINES`: ``"plain"`` differentiates the mean of the losses; the
             others compute the Gramian (or Jacobian), weights and the update; ``"loop"`` does so
-            with one ``autograd.grad`` per task.
+            with one ``autograd.grad`` per task. ``"gramian"`` and ``"norms"`` compute these alone.
         work: Its model is changed (TorchJD adds hooks): do not use it for another engine.
         aggregator: A name; TorchJD's engines know ``"mean"``, ``"upgrad"`` and some others.
 
@@ -80,6 +81,14 @@ def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
             backward(work.losses(), model, chosen, params=select, memory=memory)
 
         return ours
+    if engine in ("gramian", "norms"):
+        of_losses = gramian if engine == "gramian" else gradient_norms
+        read = model.trunk if isinstance(model, TrunkAndHeads) else model
+
+        def extract() -> None:
+            of_losses(work.losses(), read)
+
+        return extract
     if engine == "loop":
         return _loop(work, aggregator) if work.has_tasks else None
     if engine not in ENGINES:
