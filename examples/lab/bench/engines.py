@@ -14,7 +14,7 @@ from examples.lab.figure import check_matplotlib
 from examples.lab.folders import writable_folder
 from examples.lab.report import Report, Value
 from examples.lab.threads import threads_of_torch
-from examples.lab.work.steps import ENGINES, OPPONENTS, working_step
+from examples.lab.work.steps import ENGINES, EXTRACTS, OPPONENTS, working_step
 from lightning_jd.errors import UnknownNameError
 
 _COLUMNS = {
@@ -119,7 +119,7 @@ def timed(case: Case, repeats: int, clock: Clock, seconds: float = 10.0) -> dict
         seconds: No round with TorchJD begins later than this.
     """
     steps = {}
-    for engine in ENGINES:
+    for engine in (*ENGINES, *EXTRACTS):
         if engine in case.skips:
             continue
         step = working_step(engine, case.build, case.aggregator)

@@ -18,7 +18,8 @@ from lightning_jd.errors import UnknownNameError
 
 Step = Callable[[], None]
 OPPONENTS = ("autogram", "autojac")  # TorchJD's two engines
-ENGINES = ("plain", "ours", "ours_low", "gramian", "norms", "loop", *OPPONENTS)
+ENGINES = ("plain", "ours", "ours_low", "loop", *OPPONENTS)
+EXTRACTS = ("gramian", "norms")  # what is computed of the gradients alone, without an update
 #: What TorchJD calls the methods, from Gramians and from Jacobians.
 _WEIGHTINGS = {
     "mean": "MeanWeighting",
@@ -59,9 +60,9 @@ def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
     """Build a step: forward, and gradients in ``.grad``.
 
     Args:
-        engine: One of :data:`ENGINES`: ``"plain"`` differentiates the mean of the losses; the
-            others compute the Gramian (or Jacobian), weights and the update; ``"loop"`` does so
-            with one ``autograd.grad`` per task. ``"gramian"`` and ``"norms"`` compute these alone.
+        engine: One of :data:`ENGINES` or :data:`EXTRACTS`. ``"plain"`` differentiates the mean of
+            the losses; the others compute the Gramian (or Jacobian), weights and the update;
+            ``"loop"`` does so with one ``autograd.grad`` per task.
         work: Its model is changed (TorchJD adds hooks): do not use it for another engine.
         aggregator: A name; TorchJD's engines know ``"mean"``, ``"upgrad"`` and some others.
 
@@ -81,7 +82,7 @@ def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
             backward(work.losses(), model, chosen, params=select, memory=memory)
 
         return ours
-    if engine in ("gramian", "norms"):
+    if engine in EXTRACTS:
         of_losses = gramian if engine == "gramian" else gradient_norms
         read = model.trunk if isinstance(model, TrunkAndHeads) else model
 
