@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         JDReport,
         JDStrategy,
     )
+    from lightning_jd.surfaces.comparison import compare
 
 __all__ = [
     "Accumulator",
@@ -40,6 +41,7 @@ __all__ = [
     "JDStrategy",
     "JacobianDescent",
     "backward",
+    "compare",
     "explain",
     "fabric",
     "gradient_norms",
@@ -61,12 +63,16 @@ STRATEGY_NAMES: dict[str, tuple[str, dict[str, str]]] = {
     "jd_ddp_notebook": ("JDDDPStrategy", {"start_method": "fork"}),
 }
 register_strategies(STRATEGY_NAMES)
+#: A function that needs Lightning to the file that has it.
+_FUNCTIONS = {"compare": "comparison"}
 
 
 def _lazy(name: str) -> Any:
     """What is imported on first use, because it needs Lightning."""
     if name == "fabric":
         return import_module("lightning_jd.fabric")
+    if name in _FUNCTIONS:
+        return getattr(import_module(f"lightning_jd.surfaces.{_FUNCTIONS[name]}"), name)
     if name in __all__:
         return getattr(import_module("lightning_jd.surfaces"), name)
     raise AttributeError(f"module 'lightning_jd' has no attribute {name!r}")

@@ -12,6 +12,7 @@ from lightning_jd import __version__
 from lightning_jd.doctor import doctor
 from lightning_jd.errors import JDError
 from lightning_jd.report import report
+from lightning_jd.surfaces._script import compare
 
 _INTERRUPTED = 130  # the exit status of a shell after Ctrl-C
 
@@ -56,6 +57,15 @@ def parser() -> argparse.ArgumentParser:
     add("other", metavar="OTHER", nargs="?")
     add("--output")
     add("--title")
+
+    add = _command(commands, compare)
+    add("--seeds", type=int, default=1)
+    add("--workers", type=int, default=1)
+    add("--folder")
+    add("--output", default="compare.html")
+    add("methods", metavar="METHODS")
+    add("script", metavar="SCRIPT")
+    add("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER)
     return top
 
 

@@ -27,6 +27,7 @@ COMMANDS: Commands = {
     "regularisation": "examples.lab.studies.regularisation:regularisation",
     "imbalance": "examples.lab.studies.imbalance:imbalance",
     "flipped": "examples.lab.studies.flipped:flipped",
+    "frozen": "examples.lab.studies.frozen:frozen",
     "momentum": "examples.lab.studies.momentum:momentum",
     "bench": (
         "Measure the package on this machine.",

@@ -8,8 +8,7 @@ tensor([[1., 1.],
 """
 
 from lightning_jd.engines._blocks import gramian_of_data
-from lightning_jd.engines._columns import column_count, from_columns
-from lightning_jd.engines._gramian import gramian
+from lightning_jd.engines._gradients import gradient_norms, gramian, project
 from lightning_jd.engines._graph import (
     check_not_freed,
     holds_compiled,
@@ -23,7 +22,6 @@ from lightning_jd.engines._graph import (
 )
 from lightning_jd.engines._hooks import hooks_registered, hooks_silenced, listens, own_hooks
 from lightning_jd.engines._jacobian import jacobian, jacobian_with_reasons
-from lightning_jd.engines._norms import gradient_norms
 from lightning_jd.engines._objectives import Losses, Objectives
 from lightning_jd.engines._parameters import (
     Groups,
@@ -32,11 +30,12 @@ from lightning_jd.engines._parameters import (
     Select,
     Selection,
     check_select,
+    column_count,
+    from_columns,
     named_parameters_of,
     select,
     split_into_groups,
 )
-from lightning_jd.engines._project import project
 from lightning_jd.engines.split import Split, SplitSpec, split_loss
 from lightning_jd.engines.tape import (
     Explanation,

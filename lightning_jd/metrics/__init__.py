@@ -5,6 +5,9 @@ methods without weights, pass ``jacobian=`` and ``update=`` instead. Metrics tha
 (:func:`delta_m`, :func:`mean_rank`, :func:`hypervolume`) take the task metrics.
 """
 
+import warnings
+from typing import TYPE_CHECKING, Any
+
 from lightning_jd.metrics._alignment import Direction
 from lightning_jd.metrics._cosines import PairwiseCosine, pairwise_cosines
 from lightning_jd.metrics._gradients import (
@@ -12,8 +15,8 @@ from lightning_jd.metrics._gradients import (
     NormImbalance,
     StationarityDistance,
     conflict_rate,
-    gradient_norms,
     norm_imbalance,
+    row_norms,
     stationarity_distance,
 )
 from lightning_jd.metrics._hypervolume import Hypervolume, hypervolume
@@ -68,7 +71,6 @@ __all__ = [
     "delta_m",
     "dual_cone_violation",
     "gradient_noise_scale",
-    "gradient_norms",
     "hypervolume",
     "largest_weight",
     "mean_rank",
@@ -77,7 +79,25 @@ __all__ = [
     "norm_quantiles",
     "pairwise_cosines",
     "predicted_change",
+    "row_norms",
     "similarity_to_mean",
     "stationarity_distance",
     "weight_entropy",
 ]
+
+
+def _old_name(name: str) -> Any:
+    """The name of 0.2 for :func:`row_norms`, until 0.4."""
+    if name != "gradient_norms":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        "`metrics.gradient_norms(gramian)` is called `metrics.row_norms(gramian)` since 0.3, and "
+        "is removed in 0.4. (`lightning_jd.gradient_norms` takes losses and a model.)",
+        FutureWarning,
+        stacklevel=2,
+    )
+    return row_norms
+
+
+if not TYPE_CHECKING:  # a checker would accept every name
+    __getattr__ = _old_name

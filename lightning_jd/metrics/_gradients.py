@@ -81,11 +81,11 @@ class ConflictRate(StreamingMetric):
         return rate if self.update_count == 0 else rate.nan_to_num(nan=0.0)
 
 
-def gradient_norms(gramian: Tensor) -> Tensor:
+def row_norms(gramian: Tensor) -> Tensor:
     r"""Norm of each gradient, :math:`\sqrt{G_{ii}}`, shape ``(m,)``.
 
     Example:
-        >>> gradient_norms(torch.tensor([[9.0, -3.0], [-3.0, 4.0]]))
+        >>> row_norms(torch.tensor([[9.0, -3.0], [-3.0, 4.0]]))
         tensor([3., 2.])
     """
     return unit_gramian(gramian)[1]
@@ -109,7 +109,7 @@ def norm_imbalance(gramian: Tensor) -> Tensor:
         >>> round(float(norm_imbalance(torch.diag(torch.tensor([1.0, 10000.0])))), 4)  # 1 and 100
         10.0
     """
-    return log_deviation(gradient_norms(gramian)).exp()
+    return log_deviation(row_norms(gramian)).exp()
 
 
 def log_deviation(norms: Tensor) -> Tensor:

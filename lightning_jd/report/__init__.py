@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from lightning_jd.errors import ArgumentError
+from lightning_jd.report._comparison import Table, comparison_page, mean_and_error, whole_page
 from lightning_jd.report._page import page
 from lightning_jd.report._promise import Problem, problems, suffering
 from lightning_jd.report._run import Cosines, Run, Track
@@ -15,13 +16,17 @@ __all__ = [
     "Finding",
     "Problem",
     "Run",
+    "Table",
     "Track",
+    "comparison_page",
+    "mean_and_error",
     "page",
     "problems",
     "read_run",
     "report",
     "suffering",
     "verdict",
+    "whole_page",
 ]
 
 

@@ -16,8 +16,8 @@ from lightning_jd.metrics import (
     PairwiseCosine,
     TaskWeights,
     conflict_summary,
-    gradient_norms,
     noise_and_signal,
+    row_norms,
 )
 from lightning_jd.metrics._alignment import Alignment, of_direction, of_unit
 from lightning_jd.metrics._unit import TOLERANCE, unit_gramian
@@ -184,7 +184,7 @@ def values_of(
             add("", ("signal_to_noise",), (signal / noise.clamp(min=1e-30)).reshape(1))
     if (tasks := tasks_of(update)) is not None:
         add("weight/", tasks.names, tasks.weights)
-        add("norm/", tasks.names, None if G is None else gradient_norms(G))
+        add("norm/", tasks.names, None if G is None else row_norms(G))
         add("worse/", tasks.names, worse_of(angles_of(report)))
         add("loss/", tasks.loss_names, tasks.losses)
     if per_group and len(report.groups) > 1:
@@ -201,7 +201,7 @@ def values_of(
 def norms_of(report: Report) -> Tensor | None:
     """The norms of all rows, where the Gramian or the only group has them."""
     if report.known_gramian is not None:
-        return gradient_norms(report.known_gramian)
+        return row_norms(report.known_gramian)
     return report.groups[None].norms if None in report.groups else None
 
 

@@ -7,6 +7,7 @@ from torch.testing import assert_close
 
 from lightning_jd import Accumulator, backward, gradient_norms, jacobian
 from lightning_jd.aggregators import Clip
+from lightning_jd.core.rows._accumulated import AccumulatedRows
 from lightning_jd.engines.tape import OuterProduct
 from lightning_jd.errors import ArgumentError, NonFiniteError, NotComputedError
 from tests.helpers.rows import flat_gradient
@@ -61,13 +62,23 @@ def test_groups_are_clipped_apart() -> None:
         assert_close(flat_gradient(layer), expected)
 
 
-def test_micro_batches_are_one_batch() -> None:
+@pytest.mark.parametrize("is_tasks", [False, True])
+def test_micro_batches_are_one_batch(is_tasks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def products(*_: object) -> None:
+        raise AssertionError("products of rows were computed")
+
+    monkeypatch.setattr(AccumulatedRows, "gramian", products)
     net, x = model(), torch.randn(8, 6).double()
     accumulator = Accumulator(net, Clip(0.3))
-    for part in x.split(3):
-        accumulator.add(losses_of(net, part))
-    accumulator.backward()
-    assert_close(flat_gradient(net), clipped(net, x, 0.3))
+    for part in x.split(4):
+        losses = losses_of(net, part)
+        accumulator.add({"a": losses[::2].mean(), "b": losses[1::2].mean()} if is_tasks else losses)
+    report = accumulator.backward()
+    J = jacobian(losses_of(net, x), net, chunk=1)
+    J = torch.stack([J[::2].mean(dim=0), J[1::2].mean(dim=0)]) if is_tasks else J
+    factors = (0.3 / J.norm(dim=1, keepdim=True)).clamp(max=1)
+    assert_close(flat_gradient(net), (J * factors).mean(dim=0))
+    assert_close(report.groups[None].norms, J.norm(dim=1))
 
 
 def test_scaled_losses_are_clipped_by_their_own_norms() -> None:

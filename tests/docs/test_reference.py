@@ -60,7 +60,7 @@ def test_a_missing_name_is_noticed() -> None:
     assert not documented("lightning_jd.aggregators", "_registry")
 
 
-@pytest.mark.parametrize("command", ["doctor", "report"])
+@pytest.mark.parametrize("command", ["doctor", "report", "compare"])
 def test_the_page_of_the_commands_shows_their_help(command: str) -> None:
     page = (REFERENCE / "commands.md").read_text(encoding="utf-8")
     shown = page.partition(f"## lightning-jd {command}\n")[2].partition("\n## ")[0]

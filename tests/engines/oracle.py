@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lightning_jd.engines import Objectives, Tape
-from lightning_jd.engines.tape.run import _freeing
+from lightning_jd.engines.tape import _step
 from tests.engines.zoo._registry import Losses, Named
 from tests.helpers.rows import scalars
 
@@ -110,5 +110,5 @@ def check_tape(
 def check_freed(losses: Losses, named: Named, memory: str, tolerance: float) -> None:
     """The same for a tape that frees the graph in its only pass, however small it is."""
     Tape(Objectives.of(losses), named, check="off").gramian()  # shows that the rules apply
-    with patch.object(_freeing, "_SHARE", 1e9):
+    with patch.object(_step, "_SHARE", 1e9):
         check_tape(losses, named, memory, tolerance, retain_graph=False, check="off")

@@ -8,17 +8,18 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from lightning_jd import metrics
 from lightning_jd.errors import ArgumentError, ShapeError
 from lightning_jd.metrics import (
     Direction,
     conflict_rate,
     conflict_summary,
     dual_cone_violation,
-    gradient_norms,
     largest_weight,
     norm_imbalance,
     pairwise_cosines,
     predicted_change,
+    row_norms,
     similarity_to_mean,
     stationarity_distance,
     weight_entropy,
@@ -62,7 +63,7 @@ def test_pairs_and_norms_are_those_of_the_rows(m: int, n: int) -> None:
     assert_close(pairwise_cosines(G), C, rtol=0, atol=1e-12)
     pairs = [C[i, j] < -1e-3 for i in range(m) for j in range(i)]
     assert float(conflict_rate(G)) == pytest.approx(sum(map(float, pairs)) / max(len(pairs), 1))
-    assert_close(gradient_norms(G), J.norm(dim=1))
+    assert_close(row_norms(G), J.norm(dim=1))
     logs = J.norm(dim=1).log()
     expected = math.exp(logs.std(correction=0)) if m > 1 else 1.0
     assert float(norm_imbalance(G)) == pytest.approx(expected)
@@ -183,3 +184,10 @@ def test_groups_with_weights_of_their_own_make_one_update() -> None:
     groups = [Direction.of_weights(A @ A.T, w) for A, w in zip(parts, weights, strict=True)]
     found = conflict_summary(J @ J.T, update=Direction.joined(groups)).to_dict()
     assert found == pytest.approx(conflict_summary(J @ J.T, jacobian=J, update=d).to_dict())
+
+
+def test_the_name_of_before_warns() -> None:
+    with pytest.warns(FutureWarning, match=r"row_norms\(gramian\)` since 0.3"):
+        assert metrics.gradient_norms is row_norms
+    with pytest.raises(AttributeError, match="has no attribute 'gradient_nroms'"):
+        _ = metrics.gradient_nroms

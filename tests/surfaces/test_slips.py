@@ -16,12 +16,12 @@ from tqdm import tqdm
 
 from lightning_jd import JacobianDescent, JDReport, backward, metrics, resolve
 from lightning_jd.aggregators import GradDrop, GramianAggregator, Mean
-from lightning_jd.errors import ArgumentError, MissingDependencyError, SetupError
+from lightning_jd.errors import ArgumentError, MissingDependencyError, SetupError, ShapeError
 from lightning_jd.surfaces import _namespace
 from lightning_jd.surfaces._settings import Settings
 from lightning_jd.surfaces._start_line import bars_cleared
 from lightning_jd.surfaces._support import check_supported
-from tests.helpers.lightning import Regression, assert_same_weights, batches, fit
+from tests.helpers.lightning import ManualRegression, Regression, assert_same_weights, batches, fit
 
 
 class Returns(Regression):
@@ -68,6 +68,20 @@ def test_a_number_among_the_losses() -> None:
 def test_the_class_of_the_callback_instead_of_an_object() -> None:
     with pytest.raises(SetupError, match=r"got the class JacobianDescent. Call it: JacobianDesc"):
         fit(Regression("tasks"), batches(n=4), callbacks=[JacobianDescent])
+
+
+class OwnBackward(ManualRegression):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.errors(batch).mean().backward()
+        optimizer.step()
+
+
+def test_a_backward_of_ones_own_in_manual_optimization() -> None:
+    message = r"manual_backward\(losses\)` in place of `loss\.backward"
+    with pytest.raises(SetupError, match=message):
+        fit(OwnBackward(), batches(n=4), callbacks=[JacobianDescent()])
 
 
 def test_two_callbacks() -> None:
@@ -161,6 +175,11 @@ def test_metrics_take_a_report(metric: Any) -> None:
     torch.testing.assert_close(metric.compute(), expected.compute())
 
 
+def test_a_function_of_a_gramian_is_given_a_report() -> None:
+    with pytest.raises(ShapeError, match=r"must be a tensor, got Report. Pass its `gramian`"):
+        metrics.conflict_rate(backward(_losses(), _NET))  # type: ignore[arg-type]
+
+
 _NET = nn.Linear(3, 2)
 
 
@@ -242,12 +261,3 @@ def test_what_is_installed_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "lightning.pytorch")
     monkeypatch.setattr(_namespace, "find_spec", only_one)
     assert _namespace.surfaces_in_use().__name__ == "lightning_jd.surfaces.lightning_pytorch"
-
-
-def test_a_backward_of_ones_own_in_manual_optimization_is_explained() -> None:
-    from lightning_jd.surfaces._output import Batches
-
-    batches = Batches()
-    batches.add(is_skipped=False)
-    with pytest.raises(SetupError, match=r"manual_backward\(losses\)` in place of `loss\.backward"):
-        batches.check_first(steps=0)

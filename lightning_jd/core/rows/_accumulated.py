@@ -85,7 +85,17 @@ class AccumulatedRows(Rows):
     def gramian(self, named: NamedParameters) -> Tensor:
         G = self.like().new_zeros(self.layout.m, self.layout.m)
         add_by_rows(G, self.pool, self.layout, self._matrix(named).to(G))
-        return self.pool.sum(self._with_losses(G), "gramian")
+        self._add_losses(G.diagonal())
+        return self.pool.sum(G, "gramian")
+
+    @override
+    def squared_norms(self, named: NamedParameters) -> Tensor:
+        if self.pool.size > 1 and not self.layout.is_union:  # a row has parts on several processes
+            return super().squared_norms(named)
+        norms = self._matrix(named).norm(dim=1).to(self.like())
+        placed = self.layout.placed(norms, self.pool.rank)
+        self._add_losses(placed)
+        return self.pool.sum(placed, "gramian").square()
 
     @override
     def jacobian(self, named: NamedParameters) -> Tensor:
@@ -146,13 +156,12 @@ class AccumulatedRows(Rows):
         """The columns of some parameters, shape (rows of this process, their entries)."""
         return columns_of(self._store.rows(), self.named, named)
 
-    def _with_losses(self, G: Tensor) -> Tensor:
-        """Add 0 * loss to the diagonal, so that an unchecked NaN loss shows up in the Gramian."""
-        if self._checks_losses or not len(G):
-            return G
-        losses = torch.cat([values.to(G) for values in self._own_values()])
-        G.diagonal().add_(self.layout.placed(0 * losses, self.pool.rank))
-        return G
+    def _add_losses(self, diagonal: Tensor) -> None:
+        """Add 0 * loss to a diagonal, so that an unchecked NaN loss shows up in the Gramian."""
+        if self._checks_losses or not len(diagonal):
+            return
+        losses = torch.cat([values.to(diagonal) for values in self._own_values()])
+        diagonal += self.layout.placed(0 * losses, self.pool.rank)
 
 
 class Store:

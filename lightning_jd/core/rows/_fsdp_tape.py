@@ -56,6 +56,17 @@ class Gathered:
 
     def gramian(self, names: Collection[str]) -> Tensor:
         """The Gramian of all rows over some parameters; no row is formed where factors do."""
+        return gramian_of([self._local(names)], self._pool, self.layout, self.like)[0]
+
+    def squared_norms(self, names: Collection[str]) -> Tensor:
+        """The squared norms of all rows over some parameters."""
+        own = self.like.new_zeros(self.layout.counts[self._pool.rank])
+        for part in [part for parts in self._local(names).parts for part in parts]:
+            for single in part.split():
+                own += single.squared_norms().to(own)
+        return self._pool.sum(self.layout.placed(own, self._pool.rank), "gramian")
+
+    def _local(self, names: Collection[str]) -> LocalParts:
         chosen = {k for k, (name, _) in enumerate(self._named) if name in names}
         parts: list[list[Contribution]] = [[] for _ in self._named]
         for part in self._parts:
@@ -63,8 +74,7 @@ class Gathered:
             for some in [part] if places <= chosen else part.split():
                 if some.placements[0].parameter in chosen:
                     parts[some.placements[0].parameter].append(some)
-        local = LocalParts(tuple(sorted(names)), [sum(each) for each in self._cuts], parts)
-        return gramian_of([local], self._pool, self.layout, self.like)[0]
+        return LocalParts(tuple(sorted(names)), [sum(each) for each in self._cuts], parts)
 
     def combined(self, weights: Tensor, names: Collection[str]) -> Tensor:
         """This process's columns of ``weights @ J``, those of some parameters, side by side."""

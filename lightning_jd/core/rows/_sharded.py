@@ -140,6 +140,13 @@ class ShardedRows(Rows):
         return self.pool.sum(products(part), "gramian")
 
     @override
+    def squared_norms(self, named: NamedParameters) -> Tensor:
+        if self._gathered is not None:
+            return self._gathered.squared_norms({name for name, _ in named})
+        part = columns_of(self._J, self._pieces, named)
+        return self.pool.sum(part.square().sum(dim=1), "gramian")
+
+    @override
     def combine(self, named: NamedParameters, weights: Tensor, delivery: Delivery) -> Gradients:
         return self._own_gradients(named, weights)
 

@@ -1,10 +1,15 @@
 """The Gramian tape: the Gramian of any autograd graph without its Jacobian."""
 
 from lightning_jd.engines.tape._compare import Rounding, random_vector
-from lightning_jd.engines.tape._cross import Half, cross
-from lightning_jd.engines.tape._explain import Explanation, Slow, explain, slow_parameters
+from lightning_jd.engines.tape._explain import (
+    Explanation,
+    OnePass,
+    Slow,
+    explain,
+    one_pass_of,
+    slow_parameters,
+)
 from lightning_jd.engines.tape._extracts import Parts, Projections, SquaredNorms
-from lightning_jd.engines.tape._one_pass import OnePass, one_pass_of
 from lightning_jd.engines.tape._tape import Tape
 from lightning_jd.engines.tape.contributions import (
     Budget,
@@ -35,7 +40,6 @@ __all__ = [
     "Crossing",
     "Explanation",
     "Factors",
-    "Half",
     "NotApplicableError",
     "OnePass",
     "OuterProduct",
@@ -51,7 +55,6 @@ __all__ = [
     "Tape",
     "TapeOptions",
     "UnprovenError",
-    "cross",
     "explain",
     "one_pass_of",
     "random_vector",

@@ -1,16 +1,23 @@
-"""A table that says how each parameter is differentiated, why, and what would be faster."""
+"""How the parameters of a graph are differentiated, why, and what would be faster."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
+from torch import Tensor
 from typing_extensions import override
 
+from lightning_jd.engines._hooks import hook_history
 from lightning_jd.engines._objectives import Losses, Objectives
-from lightning_jd.engines._parameters import Parameters, named_parameters_of
+from lightning_jd.engines._parameters import NamedParameters, Parameters, named_parameters_of
 from lightning_jd.engines.tape._tape import Tape
+from lightning_jd.engines.tape.graph import may_be_hooked, walk
+from lightning_jd.engines.tape.owners import Crossed, Evidence, Owners
+from lightning_jd.engines.tape.plan import Certificates, memory
+from lightning_jd.engines.tape.run import Request, TapeOptions
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,7 @@ def slow_parameters(tape: Tape) -> dict[str, Slow]:
         ('NativeBatchNormBackward0', 4)
     """
     kind, m = tape.objectives.kind, tape.objectives.m
-    if kind == "tasks" or m == 1 or tape.is_replayed:
+    if kind == "tasks" or m == 1:
         return {}
     slow = {}
     for name, path in tape.paths.items():
@@ -193,3 +200,76 @@ _REMEDIES = {
     "CompiledFunctionBackward": "compiled code hides its operations; run it eagerly, with "
     '`torch.compiler.set_stance("force_eager")` around the forward pass',
 }
+
+
+class OnePass(NamedTuple):
+    """Whether rules give the rows of all instances in one pass (one per task, for a matrix).
+
+    Attributes:
+        obstacle: Why not, or nothing.
+        certificates: Those of graphs with as many hooks that differ in sizes only.
+    """
+
+    obstacle: str = ""
+    certificates: Certificates | None = None
+
+
+def one_pass_of(objectives: Objectives, named: NamedParameters, scale: float | Tensor) -> OnePass:
+    """Plan for a graph, and run nothing of it.
+
+    Args:
+        objectives: The losses, those of instances.
+        named: The parameters.
+        scale: What the losses are multiplied by before they are differentiated.
+
+    Example:
+        >>> import torch
+        >>> layer, norm = torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)
+        >>> losses = Objectives.of(norm(layer(torch.randn(4, 3))).square().sum(dim=1))
+        >>> one_pass_of(losses, list(layer.named_parameters()), 1.0).obstacle
+        'NativeBatchNormBackward0 may mix instances'
+    """
+    request = Request(objectives, named, scale, TapeOptions(check="off"), retain_graph=True)
+    if request.instances is None:
+        return OnePass("there is one row only")
+    graph = walk(objectives, request.tensors)
+    known = memory.known(graph, request.types)
+    hooks = hook_history.count(graph.nodes)
+    certificates = memory.certificates(known, ("sharded", hooks))
+    if certificates.row_by_row:
+        return OnePass("a certificate has failed")
+    try:
+        plan = known.plan(graph, request.owners, evidence=_NoProbe)
+    except _NeedsProbe as needed:
+        return OnePass(f"{graph.nodes[needed.node].name()} may mix instances")
+    if plan.by_rows:
+        return OnePass(f"{next(iter(plan.lost_at.values()), 'an operation')} mixes instances")
+    if plan.computed:
+        return OnePass("parameters are computed with before they are used")
+    for position, use in enumerate(plan.uses):
+        node, rule = graph.nodes[use.node], plan.rule(use)
+        if (
+            rule.function is None
+            or plan.arrangements[position] is None
+            or plan.refused.get(position)
+        ):
+            return OnePass(f"there is no rule for {node.name()}")
+        if any(may_be_hooked(node, name) for name in rule.saved):
+            return OnePass("activations are computed again in the backward pass")
+    return OnePass("", certificates)
+
+
+class _NeedsProbe(Exception):  # noqa: N818  # it ends a search, and is no error
+    """An operation would have to be probed."""
+
+    def __init__(self, node: int) -> None:
+        super().__init__()
+        self.node = node
+
+
+class _NoProbe(Evidence):
+    """Evidence without probes."""
+
+    @override
+    def below(self, node: int, at: Crossed) -> Sequence[Owners | None] | None:
+        raise _NeedsProbe(node)

@@ -1,32 +1,40 @@
 """The autograd graph below the losses, as data."""
 
-from lightning_jd.engines._graph import LEAF
-from lightning_jd.engines.tape.graph._constants import Constant, Ids, Shape, is_constant
-from lightning_jd.engines.tape.graph._differentiate import gradients_of, local_vjp, run_engine
-from lightning_jd.engines.tape.graph._node_arguments import (
-    READERS,
-    SHOWS_HOOKS,
-    Indices,
-    Reader,
-    any_hooked,
-    may_be_hooked,
-    read_indices,
-    reader,
-    signed,
-    table_changed,
-    table_version,
+from lightning_jd.engines._graph import LEAF, gradients_of
+from lightning_jd.engines.tape.graph._passes import (
+    Cotangents,
+    captured,
+    in_own_pass,
+    local_vjp,
+    read_ahead,
+    run_pass,
 )
 from lightning_jd.engines.tape.graph._placement import RESHAPES, VIEWS, Placement, overlap, place
 from lightning_jd.engines.tape.graph._records import (
     FOREIGN,
     NESTED,
+    READERS,
+    SHOWS_HOOKS,
+    Constant,
     Edge,
     Graph,
+    Ids,
+    Indices,
+    Reader,
     Record,
+    Shape,
+    any_hooked,
     holds_functions,
+    is_constant,
     lowest,
+    may_be_hooked,
     reaching_of,
+    read_indices,
+    reader,
     records_of,
+    signed,
+    table_changed,
+    table_version,
     walk,
 )
 
@@ -39,6 +47,7 @@ __all__ = [
     "SHOWS_HOOKS",
     "VIEWS",
     "Constant",
+    "Cotangents",
     "Edge",
     "Graph",
     "Ids",
@@ -48,8 +57,10 @@ __all__ = [
     "Record",
     "Shape",
     "any_hooked",
+    "captured",
     "gradients_of",
     "holds_functions",
+    "in_own_pass",
     "is_constant",
     "local_vjp",
     "lowest",
@@ -57,10 +68,11 @@ __all__ = [
     "overlap",
     "place",
     "reaching_of",
+    "read_ahead",
     "read_indices",
     "reader",
     "records_of",
-    "run_engine",
+    "run_pass",
     "signed",
     "table_changed",
     "table_version",

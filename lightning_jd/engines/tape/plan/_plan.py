@@ -1,27 +1,36 @@
-"""What to do with each parameter of a graph: a function of its records and of the evidence."""
+"""What happens to each parameter of a graph, and all that is remembered of it between steps."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from lightning_jd.engines.tape.graph import (
-    FOREIGN,
     LEAF,
     Edge,
+    Graph,
     Record,
     lowest,
     reaching_of,
+    records_of,
+    table_version,
 )
-from lightning_jd.engines.tape.owners import Arrangement, Evidence, Owners, in_order, single_owner
-from lightning_jd.engines.tape.plan._survey import Survey
-from lightning_jd.engines.tape.plan._uses import Unit, Use, units_of
-from lightning_jd.engines.tape.rules import rule_at
+from lightning_jd.engines.tape.owners import (
+    Arrangement,
+    DataUse,
+    Evidence,
+    Owners,
+    in_order,
+    single_owner,
+)
+from lightning_jd.engines.tape.plan._survey import Survey, Unit, Use, units_of
+from lightning_jd.engines.tape.rules import RuleEntry, rule_at
 
 
 @dataclass(eq=False)
@@ -39,9 +48,8 @@ class Plan:
         by_rows: Parameters for which one pass per objective is needed.
         reached: All tracked parameters that the losses depend on.
         lost_at: The operation at which the owners of a parameter's uses got lost, if they did.
-        leaves: The node of each tracked parameter.
-        sizes: How many numbers each result of an operation has, those of parameters alone aside.
-        roots: The outputs that are differentiated.
+        activations: How many numbers all results of operations have, those of parameters alone
+            aside.
         sparse: Parameters whose gradients autograd would make sparse, as tables of embeddings.
         refused: Whether the rule for a use did not apply, by position; filled by steps.
         node_order: The operations in the order in which a pass met them: a program adds up in the
@@ -60,20 +68,13 @@ class Plan:
     by_rows: frozenset[int]
     reached: frozenset[int]
     lost_at: dict[int, str]
-    leaves: dict[int, int]
-    sizes: dict[Edge, int]
+    activations: int
     sparse: frozenset[int]
-    roots: tuple[Edge, ...]
     refused: dict[int, bool] = field(default_factory=dict)
     node_order: list[int] = field(default_factory=list)
     steps: int = 0
     program: Any = None
     is_traceable: bool = True
-
-    @cached_property
-    def activations(self) -> int:
-        """How many numbers all results of operations have."""
-        return sum(self.sizes.values())
 
     def paths(self, local: Container[int] = ()) -> dict[int, str]:
         """How the parameters are dealt with in the pass for all instances.
@@ -94,17 +95,9 @@ class Plan:
         """:meth:`paths`, if there is a rule for every use."""
         return self.paths()
 
-    @cached_property
-    def task_of(self) -> list[int | None]:
-        """The only root above each node; ``None`` for nodes with several roots above them."""
-        tasks = [0] * len(self.records)  # sets of tasks, as bits
-        for task, root in enumerate(self.roots):
-            tasks[root.node] |= 1 << task
-        for node, record in enumerate(self.records):
-            for child in record.inputs:
-                if child is not None:
-                    tasks[child.node] |= tasks[node]
-        return [None if bits & (bits - 1) else bits.bit_length() - 1 for bits in tasks]
+    def rule(self, use: Use) -> RuleEntry:
+        """The rule for a use; one without a function if there is none."""
+        return rule_at(self.records[use.node].name, use.slots[0])
 
     @cached_property
     def by_node(self) -> dict[int, tuple[int, ...]]:
@@ -140,62 +133,44 @@ def make_plan(
 ) -> Plan:
     """Follow the owners from the losses down to the parameters.
 
-    What matters of the evidence is looked up; those dealt with row by row are not claimed.
+    Args:
+        records: The graph.
+        roots: The outputs that are differentiated.
+        evidence: Finds owners where they depend on data.
+        row_by_row: Parameters that rules must not deal with.
     """
     reaching = reaching_of(records)
-    begin = single_owner() if evidence.m == 1 else in_order(evidence.m)
     survey = Survey(records, reaching, evidence)
     for edge in roots:
-        survey.arrive(edge, begin)
+        survey.arrive(edge, single_owner() if evidence.m == 1 else in_order(evidence.m))
     for node, record in enumerate(records):
         if node in reaching and record.name != LEAF:
             survey.cross(node)
-    return _sorted_out(survey, row_by_row, evidence.m, tuple(roots))
-
-
-def _sorted_out(
-    survey: Survey,
-    row_by_row: frozenset[int],
-    m: int,
-    roots: tuple[Edge, ...],
-) -> Plan:
-    records = survey.records
     mixed = {k for use in survey.uses if use.owners is None for k in use.parameters}
-    positions = [_position(records[edge.node]) for edge in roots]
-    losses = {position for position in positions if position is not None}
+    losses = {records[edge.node].parameter for edge in roots}
     by_rows = row_by_row | survey.opaque | mixed | losses
-    reached = {records[node].facts for node in survey.reaching if records[node].name == LEAF}
+    found = {records[node].parameter for node in reaching}
+    reached = frozenset(k for k in found if k is not None)
     computed = survey.computed - by_rows
     placed = [use for use in survey.uses if use.placements[0].parameter not in by_rows]
     uses, units = units_of(placed, computed, records)
-    virtual: list[int] = []
+    virtual: tuple[int, ...] = ()
     if computed:
-        virtual = list(range(len(uses), len(uses) + len(survey.virtual)))
+        virtual = tuple(range(len(uses), len(uses) + len(survey.virtual)))
         uses += survey.virtual
     return Plan(
         records=records,
         uses=tuple(uses),
         units=tuple(units),
-        arrangements=tuple([_arrangement(use, records, m) for use in uses]),
+        arrangements=tuple([_arrangement(use, records, evidence.m) for use in uses]),
         computed=frozenset(computed),
-        virtual=tuple(virtual),
-        by_rows=frozenset(by_rows & reached),
-        reached=frozenset(reached),  # type: ignore[arg-type]  # facts of a leaf are a position
+        virtual=virtual,
+        by_rows=reached & by_rows,
+        reached=reached,
         lost_at=survey.lost_at,
-        leaves={
-            record.facts: node
-            for node, record in enumerate(records)
-            if record.name == LEAF and isinstance(record.facts, int) and record.facts != FOREIGN
-        },
-        sizes={edge: prod(records[edge.node].shapes[edge.output]) for edge in survey.states},
+        activations=sum(prod(records[e.node].shapes[e.output]) for e in survey.states),
         sparse=_sparse(survey),
-        roots=roots,
     )
-
-
-def _position(record: Record) -> int | None:
-    """The position of a parameter, if a node is one."""
-    return record.facts if record.name == LEAF and isinstance(record.facts, int) else None
 
 
 def _arrangement(use: Use, records: Sequence[Record], m: int) -> Arrangement | None:
@@ -224,3 +199,147 @@ def _sparse(survey: Survey) -> frozenset[int]:
         for parameter in use.parameters:
             ways.setdefault(parameter, set()).add(is_sparse)
     return frozenset(parameter for parameter, found in ways.items() if found == {True})
+
+
+_Value = TypeVar("_Value")
+#: Plans for one graph, whose index tensors may differ from step to step.
+_PLANS = 8
+#: Integers up to here are dimensions, strides and options; larger ones are sizes and positions.
+_EXACT = 8
+
+
+class Recent(Generic[_Value]):
+    """A table that keeps as many entries as its size, those that were used last."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._entries: OrderedDict[Hashable, _Value] = OrderedDict()
+
+    def get(self, key: Hashable) -> _Value | None:
+        """The entry for a key, if there is one."""
+        found = self._entries.get(key)
+        if found is not None:
+            self._entries.move_to_end(key)
+        return found
+
+    def put(self, key: Hashable, value: _Value) -> _Value:
+        """Remember an entry, and forget the one that was not used for the longest time."""
+        self._entries[key] = value
+        if len(self._entries) > self._size:
+            self._entries.popitem(last=False)
+        return value
+
+
+@dataclass
+class Certificates:
+    """The results of the certificates of one kind of graph in one model.
+
+    Attributes:
+        row_by_row: Parameters whose share of the Gramian, or whose gradient, was wrong.
+        steps: Steps so far, by what a certificate is about.
+    """
+
+    row_by_row: frozenset[int] = frozenset()
+    steps: Counter[Hashable] = field(default_factory=Counter)
+
+    def is_due(self, delivery: Hashable, every: int) -> bool:
+        """Whether the next step must be certified.
+
+        Args:
+            delivery: How gradients are delivered; each way is certified for itself.
+            every: Steps between two certificates.
+        """
+        return self.steps[delivery] % every == 0
+
+
+class Known:
+    """What is known of one graph, sizes included, whatever the model.
+
+    Attributes:
+        kind: The same for graphs that differ in sizes only.
+    """
+
+    def __init__(
+        self, records: tuple[Record, ...], roots: tuple[Edge, ...], rest: Hashable
+    ) -> None:
+        self._records, self._roots = records, roots
+        self.kind: Hashable = _kind(records, roots), rest
+        self._plans: Recent[Plan] = Recent(_PLANS)
+        self._data = DataUse()
+
+    def plan(
+        self,
+        graph: Graph,
+        owners: int,
+        row_by_row: frozenset[int] = frozenset(),
+        evidence: type[Evidence] = Evidence,
+    ) -> Plan:
+        """The plan for a graph like this and the data of this step.
+
+        Args:
+            graph: The graph.
+            owners: The number of owners of its results.
+            row_by_row: Parameters that rules must not deal with.
+            evidence: Finds owners where they depend on data.
+        """
+        used = self._data
+        found = evidence(graph, owners) if used.read or used.crossed else None
+        digest = None if found is None else found.digest(used)
+        plan = self._plans.get((owners, row_by_row, digest))
+        if plan is None:
+            found = found or evidence(graph, owners)
+            plan = make_plan(self._records, self._roots, found, row_by_row)
+            found.note(used)
+            digest = found.digest(used) if used.read or used.crossed else None
+            self._plans.put((owners, row_by_row, digest), plan)
+        return plan
+
+
+class Memory:
+    """What is known of graphs and models."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget everything."""
+        self._graphs: Recent[Known] = Recent(64)
+        self._certificates: Recent[Certificates] = Recent(256)
+
+    def known(self, graph: Graph, types: Hashable) -> Known:
+        """What is known of a graph."""
+        rest = types, graph.types, table_version()
+        key = graph.signature, graph.roots, rest
+        found = self._graphs.get(key)
+        return found or self._graphs.put(key, Known(records_of(graph.signature), graph.roots, rest))
+
+    def certificates(self, known: Known, model: Hashable) -> Certificates:
+        """The results of the certificates of graphs of a kind in one model."""
+        key = known.kind, model
+        return self._certificates.get(key) or self._certificates.put(key, Certificates())
+
+
+memory = Memory()
+
+
+def _kind(records: tuple[Record, ...], roots: tuple[Edge, ...]) -> int:
+    """The same for graphs that differ in sizes only."""
+    shapeless = [
+        (r.name, *map(len, r.shapes), r.inputs, r.facts if r.name == LEAF else _coarse(r.facts))
+        for r in records
+    ]
+    return hash((roots, *shapeless))
+
+
+def _coarse(facts: Hashable) -> Hashable:
+    """Arguments, sizes and positions among them up to a factor of two.
+
+    Example:
+        >>> _coarse((1, 100, "mean"))
+        (1, ('about', True, 7), 'mean')
+    """
+    if isinstance(facts, tuple):
+        return tuple([_coarse(fact) for fact in facts])
+    if type(facts) is int and abs(facts) > _EXACT:
+        return "about", facts > 0, facts.bit_length()
+    return facts

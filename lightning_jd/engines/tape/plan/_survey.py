@@ -1,16 +1,116 @@
-"""Follows the owners from the losses down, and notes every use of a parameter."""
+"""Follows the owners from the losses down, and sorts the uses of parameters that it meets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from math import prod
 
-from lightning_jd.engines.tape.graph import LEAF, NESTED, Edge, Placement, Record, place
+from lightning_jd.engines.tape.graph import NESTED, Edge, Placement, Record, overlap, place
 from lightning_jd.engines.tape.owners import Crossed, Evidence, Owners, joined
 from lightning_jd.engines.tape.owners.flow import REDUCED, Crossing, flow_of
-from lightning_jd.engines.tape.plan._uses import Use
+from lightning_jd.engines.tape.rules import rule_at
+
+
+@dataclass(frozen=True)
+class Use:
+    """A parameter (or a weight and its bias) that an operation consumes.
+
+    Attributes:
+        node: The position of the node.
+        slots: The inputs of the node.
+        placements: Where these inputs are in their parameters. A negative parameter is a tensor
+            that is computed from parameters, such as a normalised weight.
+        owners: The owners of the outputs of the node; ``None`` if slices are mixed.
+        edge: Where the consumed tensor comes from.
+    """
+
+    node: int
+    slots: tuple[int, ...]
+    placements: tuple[Placement, ...]
+    owners: Sequence[Owners | None] | None
+    edge: Edge
+
+    @property
+    def parameters(self) -> set[int]:
+        """The parameters of the placements."""
+        return {placement.parameter for placement in self.placements}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Uses whose gradients add up before any product, as all uses of a tied weight do.
+
+    Attributes:
+        parameters: The parameters that the uses share.
+        uses: Positions in :attr:`Plan.uses`.
+    """
+
+    parameters: tuple[int, ...]
+    uses: tuple[int, ...]
+
+
+def units_of(
+    placed: Sequence[Use], computed: Collection[int], records: Sequence[Record]
+) -> tuple[list[Use], list[Unit]]:
+    """All uses in a new order, and the units that they belong to."""
+    by_parameter: dict[int, list[Use]] = defaultdict(list)
+    for use in placed:
+        by_parameter[use.placements[0].parameter].append(use)
+    fused = _fused(by_parameter, computed, records)
+    uses: list[Use] = []
+    units: list[Unit] = []
+
+    def add(parameters: tuple[int, ...], together: Sequence[Use]) -> None:
+        first = len(uses)
+        uses.extend(together)
+        units.append(Unit(parameters, tuple(range(first, len(uses)))))
+
+    biases = {bias for bias, _ in fused.values()}
+    for parameter, together in by_parameter.items():
+        if parameter in biases:
+            continue
+        if parameter in fused:
+            bias, pairs = fused[parameter]
+            add((parameter, bias), pairs)
+        elif parameter in computed or overlap([use.placements[0] for use in together]):
+            add((parameter,), together)
+        else:
+            for use in together:
+                add((parameter,), [use])
+    return uses, units
+
+
+def _fused(
+    by_parameter: dict[int, list[Use]], computed: Collection[int], records: Sequence[Record]
+) -> dict[int, tuple[int, list[Use]]]:
+    """Weights whose every use comes with the same bias, which is used nowhere else."""
+    fused: dict[int, tuple[int, list[Use]]] = {}
+    taken: set[int] = set()
+    at = {(use.node, use.slots[0]): use for uses in by_parameter.values() for use in uses}
+    for weight, uses in by_parameter.items():
+        pairs: list[Use] = []
+        biases: set[int] = set()
+        for use in uses:
+            slot = rule_at(records[use.node].name, use.slots[0]).bias
+            partner = None if slot is None else at.get((use.node, slot))
+            if partner is None or partner.placements[0].where is not None:
+                break
+            both = use.placements + partner.placements
+            pairs.append(Use(use.node, use.slots + partner.slots, both, use.owners, use.edge))
+            biases.add(partner.placements[0].parameter)
+        if len(pairs) != len(uses) or len(biases) != 1:
+            continue
+        (bias,) = biases
+        free = bias != weight and bias not in taken and not {bias, weight} & set(computed)
+        whole = len(uses) == 1 or all(use.placements[0].where is None for use in uses)
+        if free and whole and len(by_parameter[bias]) == len(uses):
+            fused[weight] = (bias, pairs)
+            taken |= {bias, weight}
+    return fused
 
 
 class Zone(Enum):
@@ -58,7 +158,7 @@ class Survey:
             return  # between a parameter and its use
         if all(state in (None, Zone.SHARED) for state in states):
             for edge in self._children(record):
-                if (parameter := self._parameter(edge)) is not None:
+                if (parameter := self.records[edge.node].parameter) is not None:
                     self.computed.add(parameter)
                 else:
                     self.arrive(edge, Zone.SHARED)
@@ -89,13 +189,9 @@ class Survey:
     def _children(self, record: Record) -> list[Edge]:
         return [c for c in record.inputs if c is not None and c.node in self.reaching]
 
-    def _parameter(self, edge: Edge) -> int | None:
-        record = self.records[edge.node]
-        return record.facts if record.name == LEAF and isinstance(record.facts, int) else None
-
     def _give_up(self, record: Record) -> None:
         for child in self._children(record):
-            if (parameter := self._parameter(child)) is not None:
+            if (parameter := self.records[child.node].parameter) is not None:
                 self.opaque.add(parameter)
                 self.lost_at[parameter] = record.name
             else:

@@ -10,8 +10,8 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from lightning_jd import backward, jacobian
-from lightning_jd.engines.tape.graph import _node_arguments
-from lightning_jd.engines.tape.run import _traced_step
+from lightning_jd.engines.tape.graph import _records
+from lightning_jd.engines.tape.run import _trace
 from tests.helpers.rows import flat_gradient
 
 Pass = Callable[[nn.Module, Tensor], Tensor]
@@ -40,8 +40,8 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize("run", [recomputed, loaded, lambda net, x: net(x)])
 def test_hidden_hooks(run: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_node_arguments, "SHOWS_HOOKS", False)
-    monkeypatch.setattr(_traced_step, "SHOWS_HOOKS", False)
+    monkeypatch.setattr(_records, "SHOWS_HOOKS", False)
+    monkeypatch.setattr(_trace, "SHOWS_HOOKS", False)
     torch.manual_seed(0)
     net = Net().double()
     for _ in range(5):  # interpreted, traced, replayed

@@ -1,4 +1,4 @@
-"""One backward pass that stops at the operations in question and computes no weight gradient."""
+"""Backward passes that stop on the way, or read saved tensors, or run one operation alone."""
 
 from __future__ import annotations
 
@@ -8,15 +8,55 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
+from lightning_jd.engines._graph import gradients_of
 from lightning_jd.engines._hooks import hook_history
-from lightning_jd.engines.tape.graph import Edge, Graph, gradients_of, may_be_hooked
+from lightning_jd.engines.tape.graph._records import Edge, Graph, may_be_hooked
 
+#: The gradients at the outputs of a node; ``None`` where none arrives.
 Cotangents = tuple[Tensor | None, ...]
 
 
-def run(
+def local_vjp(node: Node, cotangents: Sequence[Tensor | None]) -> Cotangents:
+    """The gradient at every input of one operation, for given gradients at its outputs.
+
+    The operation is differentiated alone: nothing below it runs.
+
+    Returns:
+        One gradient per entry of ``node.next_functions``.
+    """
+    if isinstance(node, BackwardCFunction):
+        return _custom_vjp(node, cotangents)
+    call: Any = node  # typed as if it could not be called
+    found = call(*cotangents)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _custom_vjp(node: Any, cotangents: Sequence[Tensor | None]) -> Cotangents:
+    """:func:`local_vjp` of a ``torch.autograd.Function``, called as autograd calls it.
+
+    Outputs that are not used have a gradient of zeros. There is one result per *argument* of the
+    function, but one edge per *tensor* among them; those that need a gradient come in the same
+    order in both.
+    """
+    metadata = node._input_metadata
+    defined = [
+        torch.zeros(described.shape, dtype=described.dtype, device=described.device)
+        if cotangent is None
+        else cotangent
+        for cotangent, described in zip(cotangents, metadata, strict=True)
+    ]
+    found = node.apply(*defined)
+    results = found if isinstance(found, tuple) else (found,)
+    needed = iter(
+        [result for result, needs in zip(results, node.needs_input_grad, strict=True) if needs]
+    )
+    return tuple([None if child is None else next(needed) for child, _ in node.next_functions])
+
+
+def run_pass(
     graph: Graph,
     losses: Tensor,
     weights: Tensor,
@@ -28,14 +68,15 @@ def run(
 ) -> None:
     """Hand the gradients at the outputs of each node to ``consume``, as soon as they are complete.
 
-    Gradients are captured at the lowest nodes only. All others are executed on the way there, and
-    hooks look at what enters them, so that nothing is kept alive longer than in an ordinary pass.
-    ``ends`` are the outputs of the lowest nodes.
+    Gradients are captured at ``ends``, the outputs of the lowest nodes, so that no gradient of a
+    weight is computed. Hooks on all other nodes hand over what enters these, so that nothing is
+    kept alive longer than in an ordinary pass.
     """
     lowest = {end.node for end in ends}
+    without_autograd = torch.no_grad()(consume)
     with hook_history.own():
         handles = [
-            graph.nodes[node].register_prehook(_hook(partial(consume, node)))
+            graph.nodes[node].register_prehook(partial(without_autograd, node))
             for node in nodes
             if node not in lowest
         ]
@@ -67,14 +108,6 @@ def captured(
     for (node, _), gradient in zip(edges, gradients, strict=True):
         found[node] = (*found.get(node, ()), gradient)
     return found
-
-
-def _hook(consume: Callable[[Cotangents], None]) -> Callable[[Cotangents], None]:
-    def hook(cotangents: Cotangents) -> None:
-        with torch.no_grad():
-            consume(cotangents)
-
-    return hook
 
 
 def read_ahead(wanted: Iterable[tuple[int, Node, Sequence[str]]]) -> dict[int, dict[str, Any]]:
