@@ -131,8 +131,9 @@ def train(setting: Setting, seed: int, steps: int) -> dict[str, float]:
     return {"error": error_of(solver, setting.problem)}
 
 
-def draw(results: Results) -> Figure:
-    figure = new_figure(11, 3.4, "PINA's problems: mean and standard error over seeds")
+def draw(results: Results, steps: int) -> Figure:
+    title = f"PINA's problems after {steps} steps: mean and standard error over seeds"
+    figure = new_figure(11, 3.4, title)
     for axis, problem in zip(figure.subplots(1, len(PROBLEMS)), PROBLEMS, strict=True):
         for place, method in enumerate(METHODS):
             runs = results.get(Setting(problem, method), [])
@@ -146,12 +147,12 @@ def draw(results: Results) -> Figure:
     return figure
 
 
-def publish(results: Results, folder: Path) -> None:
+def publish(results: Results, folder: Path, steps: int) -> None:
     print_table(results, {"error": "relative L2 error"}, folder, tuned="weight")
-    save_figure(draw(results), folder / "pina.png")
+    save_figure(draw(results, steps), folder / "pina_zoo.png")
 
 
 if __name__ == "__main__":
     options = arguments(__doc__, steps=600)
     settings = [Setting(problem, method) for method in METHODS for problem in PROBLEMS]
-    publish(run_all(train, settings, options), options.output)
+    publish(run_all(train, settings, options), options.output, options.steps)

@@ -63,6 +63,7 @@ def needs(block: Block) -> list[str]:
         "sklearn",
         "torchjd",
         "peft",
+        "pina",
         "torch_geometric",
         "matplotlib",
         "transformers",
