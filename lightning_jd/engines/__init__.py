@@ -8,7 +8,6 @@ tensor([[1., 1.],
 """
 
 from lightning_jd.engines._blocks import gramian_of_data
-from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._gradients import gradient_norms, gramian, project
 from lightning_jd.engines._graph import (
     check_not_freed,
@@ -31,6 +30,8 @@ from lightning_jd.engines._parameters import (
     Select,
     Selection,
     check_select,
+    column_count,
+    from_columns,
     named_parameters_of,
     select,
     split_into_groups,

@@ -229,17 +229,9 @@ def _read_tensor(losses: Tensor) -> tuple[tuple[str, ...], Tensor, Kind]:
         )
     _check_differentiable("losses", losses)
     if losses.ndim == 1:
-        return _numbered(losses.shape[0]), losses, "instances"
+        return tuple(map(str, range(len(losses)))), losses, "instances"
     b, k = losses.shape
     return tuple(f"{i}/{j}" for i in range(b) for j in range(k)), losses, "instances_tasks"
-
-
-#: The names of the first instances, made once.
-_NUMBERS = tuple(map(str, range(1024)))
-
-
-def _numbered(m: int) -> tuple[str, ...]:
-    return _NUMBERS[:m] if m <= len(_NUMBERS) else tuple(map(str, range(m)))
 
 
 def _read_scalars(losses: object) -> tuple[tuple[str, ...], tuple[Tensor, ...], Kind]:

@@ -1,4 +1,4 @@
-"""The parameters of one step: their names, which of them are aggregated, and with which others."""
+"""The parameters of one step: names, columns, and which of them are aggregated together."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from lightning_jd.engines._graph import tasks_reaching
 from lightning_jd.engines._objectives import Objectives
 from lightning_jd.errors import ArgumentError, GraphError, SetupError
-
-_PARAMETERS, _MODULES = nn.Module.named_parameters, nn.Module.named_modules
 
 NamedParameters = list[tuple[str, Tensor]]
 #: What a user may hand over: a module, tensors, (name, tensor) pairs, or a dict of named tensors.
@@ -43,15 +42,7 @@ def named_parameters_of(params: Parameters) -> NamedParameters:
         >>> [name for name, _ in named_parameters_of(nn.Linear(2, 1))]
         ['weight', 'bias']
     """
-    if isinstance(params, nn.Module):
-        pairs = _of_module(params)
-        tensors = [tensor for _, tensor in pairs]
-        # as a rule nothing has to be left out, and then nothing has to be looked at one by one
-        is_plain = all(tensor.requires_grad and tensor.is_leaf for tensor in tensors)
-        if is_plain and pairs and len(set(map(id, tensors))) == len(pairs):
-            return pairs
-    else:
-        pairs = _pairs(params)
+    pairs = [*params.named_parameters()] if isinstance(params, nn.Module) else _pairs(params)
     named: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in pairs:
@@ -111,27 +102,34 @@ def _pairs(params: object) -> list[tuple[str, Any]]:
     ]
 
 
-def _of_module(module: nn.Module) -> list[tuple[str, Any]]:
-    """As ``named_parameters``, which is a nest of generators and takes three times as long."""
-    found: list[tuple[str, Any]] = []
-    seen: set[nn.Module] = set()
-    waiting = [("", module)]
-    while waiting:
-        prefix, each = waiting.pop()
-        if each in seen:
-            continue
-        seen.add(each)
-        cls = type(each)
-        # a class may have its own idea of them
-        if cls.named_parameters is not _PARAMETERS or cls.named_modules is not _MODULES:
-            return list(module.named_parameters())
-        for name, parameter in each._parameters.items():
-            if parameter is not None:
-                found.append((prefix + name, parameter))
-        for name, child in reversed(each._modules.items()):
-            if child is not None:
-                waiting.append((f"{prefix}{name}.", child))
-    return found
+def column_count(parameter: Tensor) -> int:
+    """How many columns of the Jacobian a parameter has.
+
+    They are the real numbers that it consists of. A complex entry is two columns, its real and its
+    imaginary part: gradients of PyTorch are the derivatives by these two, so that inner products
+    over columns are real and exact.
+    """
+    return parameter.numel() * (2 if parameter.is_complex() else 1)
+
+
+def to_columns(gradient: Tensor) -> Tensor:
+    """A gradient as a vector of real numbers, shape (columns,)."""
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    if dense.is_complex():
+        dense = torch.view_as_real(dense.resolve_conj())
+    return dense.reshape(-1)
+
+
+def from_columns(columns: Tensor, parameter: Tensor) -> Tensor:
+    """A vector of real numbers as a gradient, in shape, type and device of the parameter.
+
+    Example:
+        >>> from_columns(torch.tensor([1.0, 2.0]), torch.zeros(1, dtype=torch.complex64))
+        tensor([1.+2.j])
+    """
+    if parameter.is_complex():
+        columns = torch.complex(*columns.reshape(*parameter.shape, 2).unbind(-1))
+    return columns.reshape(parameter.shape).to(parameter)
 
 
 @dataclass(frozen=True)

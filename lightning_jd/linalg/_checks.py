@@ -9,9 +9,10 @@ from lightning_jd.errors import NonFiniteError, ShapeError
 def check_matrix(name: str, matrix: Tensor) -> None:
     """Raise unless ``matrix`` has shape (m, n) with m >= 1 and floating-point entries."""
     if not isinstance(matrix, Tensor):
+        has = hasattr(type(matrix), name)  # a report
         raise ShapeError(
-            f"`{name}` must be a tensor, got {type(matrix).__name__}. Convert it with "
-            "`torch.as_tensor(...)`."
+            f"`{name}` must be a tensor, got {type(matrix).__name__}. "
+            + (f"Pass its `{name}`." if has else "Convert it with `torch.as_tensor(...)`.")
         )
     if matrix.ndim != 2:
         raise ShapeError(f"`{name}` must have shape (m, n), got {tuple(matrix.shape)}.")

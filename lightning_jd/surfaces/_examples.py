@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -41,7 +40,6 @@ class Examples:
         self._source = source
         self._loaders: list[tuple[DataLoader[Any], str, Any]] = []  # with what they had before
         self._sampler: _Recorded | None = None
-        self._batch_idx = -1
         self._indices: list[int] = []  # of the current batch
         self._pending: list[tuple[list[int], Tensor]] = []  # of the micro-batches of a step
         self.clear(-1)
@@ -122,15 +120,10 @@ class Examples:
             ArgumentError: If they are not there, or no integers.
         """
         if self._sampler is not None and self.reads_sampler:
-            drawn = self._sampler.drawn
-            passed = max(batch_idx - self._batch_idx, 1) if self._sampler.is_begun else 1
-            for _ in range(passed - 1):  # batches that were None
-                drawn.popleft()
-            found, self._sampler.is_begun = drawn.popleft(), True
+            found = self._sampler.of_batch(batch_idx)
             found = found if isinstance(found, Sequence | Tensor | np.ndarray) else [found]
         else:
             found = self._found_in(batch)
-        self._batch_idx = batch_idx
         self._indices = _integers(found)
 
     def _found_in(self, batch: Any) -> Any:
@@ -249,13 +242,18 @@ class _Recorded:
     def __init__(self, sampler: Any, is_training: Callable[[], bool]) -> None:
         self._sampler = sampler
         self._is_training = is_training
-        self.drawn: deque[Any] = deque()
-        self.is_begun = False  # whether a batch of this epoch was seen
+        self._drawn: list[Any] = []
+        self._first: int | None = None  # number of the first batch, which a resumed epoch skips to
+
+    def of_batch(self, batch_idx: int) -> Any:
+        """What was drawn for a batch of the epoch; numbers of batches that are None are skipped."""
+        self._first = batch_idx if self._first is None else self._first
+        return self._drawn[batch_idx - self._first]
 
     def __iter__(self) -> Iterator[Any]:
-        drawn: deque[Any] = deque()
+        drawn: list[Any] = []
         if self._is_training():  # the same loader may be used for validation
-            self.drawn, self.is_begun = drawn, False
+            self._drawn, self._first = drawn, None
         for each in self._sampler:
             drawn.append(each)
             yield each

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from lightning_jd import JacobianDescent, JDReport, backward, metrics, resolve
 from lightning_jd.aggregators import GradDrop, GramianAggregator, Mean
-from lightning_jd.errors import ArgumentError, MissingDependencyError, SetupError
+from lightning_jd.errors import ArgumentError, MissingDependencyError, SetupError, ShapeError
 from lightning_jd.surfaces import _namespace
 from lightning_jd.surfaces._settings import Settings
 from lightning_jd.surfaces._start_line import bars_cleared
@@ -173,6 +173,11 @@ def test_metrics_take_a_report(metric: Any) -> None:
     expected.update(report.gramian, report.weights)
     metric.update(report)
     torch.testing.assert_close(metric.compute(), expected.compute())
+
+
+def test_a_function_of_a_gramian_is_given_a_report() -> None:
+    with pytest.raises(ShapeError, match=r"must be a tensor, got Report. Pass its `gramian`"):
+        metrics.conflict_rate(backward(_losses(), _NET))  # type: ignore[arg-type]
 
 
 _NET = nn.Linear(3, 2)

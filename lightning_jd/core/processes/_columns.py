@@ -20,7 +20,8 @@ BUCKET_BYTES = 25 << 20
 def add_by_rows(G: Tensor, pool: Pool, layout: Layout, rows: Tensor) -> None:
     """Add the products of this process's columns of all rows; summed over processes, that is G."""
     for bucket in rows.split(bucket_width(layout.counts, G), dim=1):
-        stacked = pool.exchange(bucket, layout.counts, even(bucket.shape[1], pool.size))
+        widths = even(bucket.shape[1], pool.size)
+        stacked = pool.exchange(bucket, layout.counts, widths, is_brief=True)
         G += products(layout.assembled(stacked))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -22,8 +23,31 @@ from lightning_jd.core.processes._roll_call import Answer, answers, check
 
 H = TypeVar("H", bound=Hashable)
 
-#: Gathered values by digest, per process group: the same on all processes of the group.
-_gathered: WeakKeyDictionary[Any, dict[int, Any]] = WeakKeyDictionary()
+
+@dataclass(frozen=True)
+class _Memory:
+    """What is remembered of a process group between steps.
+
+    Attributes:
+        gathered: Gathered values by digest, the same on all processes.
+        scratch: Memory by type that is used again: on a CPU, new pages take as long as to fill
+            them.
+    """
+
+    gathered: dict[int, Any] = field(default_factory=dict)
+    scratch: dict[torch.dtype, Tensor] = field(default_factory=dict)
+
+    def brief(self, size: int, like: Tensor) -> Tensor:
+        """An uninitialised vector that is valid until the next call."""
+        if like.device.type != "cpu":
+            return like.new_empty(size)
+        found = self.scratch.get(like.dtype)
+        if found is None or len(found) < size:
+            found = self.scratch[like.dtype] = like.new_empty(size)
+        return found[:size]
+
+
+_memories: WeakKeyDictionary[Any, _Memory] = WeakKeyDictionary()
 #: Batches that all have other sizes must not fill the memory.
 _LIMIT = 1000
 
@@ -68,7 +92,7 @@ class Pool:
         """
         if self.size == 1:
             return [value]
-        known = _gathered.setdefault(dist.group.WORLD, {})
+        known = _memory().gathered
         heard = answers(Answer(digest=_digest(value)), self.device)
         self.sent["agreement"] += (self.size - 1) * 16
         check(heard)
@@ -91,7 +115,13 @@ class Pool:
         return tensor
 
     def exchange(
-        self, rows: Tensor, counts: Sequence[int], widths: Sequence[int], purpose: str = "rows"
+        self,
+        rows: Tensor,
+        counts: Sequence[int],
+        widths: Sequence[int],
+        purpose: str = "rows",
+        *,
+        is_brief: bool = False,
     ) -> Tensor:
         """Give every process some columns of the rows of all.
 
@@ -100,6 +130,7 @@ class Pool:
             counts: How many rows each process has; there may be none.
             widths: How many columns each process gets, from left to right.
             purpose: The key of the bytes in :attr:`sent`.
+            is_brief: Whether the result is not read after the next call.
 
         Returns:
             The rows of all processes, one below the other, cut down to the columns of this one.
@@ -111,7 +142,8 @@ class Pool:
         # One row is sent from where it is: copies of all columns take longer than the products.
         is_one = len(rows) == 1
         leaving = rows.reshape(-1) if is_one else torch.cat([part.reshape(-1) for part in parts])
-        arriving = rows.new_empty(sum(counts) * own)
+        size = sum(counts) * own
+        arriving = _memory().brief(size, rows) if is_brief else rows.new_empty(size)
         sizes = [count * own for count in counts]
         dist.all_to_all_single(arriving, leaving, sizes, [part.numel() for part in parts])
         self.sent[purpose] += leaving.nbytes - parts[self.rank].nbytes
@@ -176,6 +208,10 @@ class Pool:
 
 #: This process, which sends nothing.
 ALONE = Pool(alone=True)
+
+
+def _memory() -> _Memory:
+    return _memories.setdefault(dist.group.WORLD, _Memory())
 
 
 @lru_cache(maxsize=_LIMIT)

@@ -62,7 +62,8 @@ class Gathered:
         """The squared norms of all rows over some parameters."""
         own = self.like.new_zeros(self.layout.counts[self._pool.rank])
         for part in [part for parts in self._local(names).parts for part in parts]:
-            own += part.squared_norms().to(own)
+            for single in part.split():
+                own += single.squared_norms().to(own)
         return self._pool.sum(self.layout.placed(own, self._pool.rank), "gramian")
 
     def _local(self, names: Collection[str]) -> LocalParts:
@@ -114,7 +115,7 @@ class Gathered:
         own = self.layout.own_weights(v, self._pool.rank).square()
         found = self.like.new_zeros(len(self._named))
         for part in self._parts:
-            squares = part.squared_norms().to(self.like)
+            squares = part.gramian().diagonal().clamp(min=0).to(self.like)
             for placement in part.placements:
                 found[placement.parameter] += own @ squares
         return found

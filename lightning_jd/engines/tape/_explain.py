@@ -17,7 +17,6 @@ from lightning_jd.engines.tape._tape import Tape
 from lightning_jd.engines.tape.graph import may_be_hooked, walk
 from lightning_jd.engines.tape.owners import Crossed, Evidence, Owners
 from lightning_jd.engines.tape.plan import Certificates, memory
-from lightning_jd.engines.tape.rules import rule_at
 from lightning_jd.engines.tape.run import Request, TapeOptions
 
 
@@ -145,7 +144,7 @@ def slow_parameters(tape: Tape) -> dict[str, Slow]:
         ('NativeBatchNormBackward0', 4)
     """
     kind, m = tape.objectives.kind, tape.objectives.m
-    if kind == "tasks" or m == 1 or tape.is_replayed:
+    if kind == "tasks" or m == 1:
         return {}
     slow = {}
     for name, path in tape.paths.items():
@@ -248,8 +247,7 @@ def one_pass_of(objectives: Objectives, named: NamedParameters, scale: float | T
     if plan.computed:
         return OnePass("parameters are computed with before they are used")
     for position, use in enumerate(plan.uses):
-        node, slot = graph.nodes[use.node], use.slots[0]
-        rule = rule_at(node.name(), slot)
+        node, rule = graph.nodes[use.node], plan.rule(use)
         if (
             rule.function is None
             or plan.arrangements[position] is None

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from lightning_jd.engines._graph import LEAF
-from lightning_jd.engines.tape.graph._records import FOREIGN, Constant, Edge, Ids, Record, Shape
+from lightning_jd.engines.tape.graph._records import Constant, Edge, Ids, Record, Shape
 
 #: Views that show the same entries in the same order.
 RESHAPES = {
@@ -98,9 +98,9 @@ def place(records: Sequence[Record], edge: Edge) -> Placement | None:
             return None  # it does more than move entries: it is unknown, or casts to complex
         chain.append((record, edge.output))
         edge, record = child, records[child.node]
-    if record.facts == FOREIGN or not isinstance(record.facts, int):
+    parameter, source = record.parameter, record.shapes[0]
+    if parameter is None:
         return None
-    parameter, source = record.facts, record.shapes[0]
     shape = chain[0][0].shapes[chain[0][1]] if chain else source
     moves = [step for step in chain if step[0].name not in _SAME_ORDER]
     if not moves:

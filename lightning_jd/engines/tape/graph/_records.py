@@ -259,6 +259,12 @@ class Record(NamedTuple):
     inputs: tuple[Edge | None, ...]
     facts: Hashable
 
+    @property
+    def parameter(self) -> int | None:
+        """The position of a tracked parameter; ``None`` for other nodes."""
+        is_tracked = self.name == LEAF and self.facts != FOREIGN
+        return self.facts if is_tracked and isinstance(self.facts, int) else None
+
 
 class Graph(NamedTuple):
     """The nodes below some outputs, and all that may be concluded from.
@@ -356,10 +362,8 @@ def reaching_of(records: Sequence[Record]) -> set[int]:
     """The nodes that some tracked parameter is below, and these parameters."""
     reaching: set[int] = set()
     for node, record in reversed([*enumerate(records)]):
-        if record.name == LEAF:
-            if record.facts != FOREIGN:
-                reaching.add(node)
-        elif any(child is not None and child.node in reaching for child in record.inputs):
+        below = any(child is not None and child.node in reaching for child in record.inputs)
+        if below or record.parameter is not None:
             reaching.add(node)
     return reaching
 

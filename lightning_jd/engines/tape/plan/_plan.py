@@ -12,7 +12,6 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from lightning_jd.engines.tape.graph import (
-    FOREIGN,
     LEAF,
     Edge,
     Graph,
@@ -31,7 +30,7 @@ from lightning_jd.engines.tape.owners import (
     single_owner,
 )
 from lightning_jd.engines.tape.plan._survey import Survey, Unit, Use, units_of
-from lightning_jd.engines.tape.rules import rule_at
+from lightning_jd.engines.tape.rules import RuleEntry, rule_at
 
 
 @dataclass(eq=False)
@@ -49,9 +48,8 @@ class Plan:
         by_rows: Parameters for which one pass per objective is needed.
         reached: All tracked parameters that the losses depend on.
         lost_at: The operation at which the owners of a parameter's uses got lost, if they did.
-        leaves: The node of each tracked parameter.
-        sizes: How many numbers each result of an operation has, those of parameters alone aside.
-        roots: The outputs that are differentiated.
+        activations: How many numbers all results of operations have, those of parameters alone
+            aside.
         sparse: Parameters whose gradients autograd would make sparse, as tables of embeddings.
         refused: Whether the rule for a use did not apply, by position; filled by steps.
         node_order: The operations in the order in which a pass met them: a program adds up in the
@@ -70,20 +68,13 @@ class Plan:
     by_rows: frozenset[int]
     reached: frozenset[int]
     lost_at: dict[int, str]
-    leaves: dict[int, int]
-    sizes: dict[Edge, int]
+    activations: int
     sparse: frozenset[int]
-    roots: tuple[Edge, ...]
     refused: dict[int, bool] = field(default_factory=dict)
     node_order: list[int] = field(default_factory=list)
     steps: int = 0
     program: Any = None
     is_traceable: bool = True
-
-    @cached_property
-    def activations(self) -> int:
-        """How many numbers all results of operations have."""
-        return sum(self.sizes.values())
 
     def paths(self, local: Container[int] = ()) -> dict[int, str]:
         """How the parameters are dealt with in the pass for all instances.
@@ -104,17 +95,9 @@ class Plan:
         """:meth:`paths`, if there is a rule for every use."""
         return self.paths()
 
-    @cached_property
-    def task_of(self) -> list[int | None]:
-        """The only root above each node; ``None`` for nodes with several roots above them."""
-        tasks = [0] * len(self.records)  # sets of tasks, as bits
-        for task, root in enumerate(self.roots):
-            tasks[root.node] |= 1 << task
-        for node, record in enumerate(self.records):
-            for child in record.inputs:
-                if child is not None:
-                    tasks[child.node] |= tasks[node]
-        return [None if bits & (bits - 1) else bits.bit_length() - 1 for bits in tasks]
+    def rule(self, use: Use) -> RuleEntry:
+        """The rule for a use; one without a function if there is none."""
+        return rule_at(self.records[use.node].name, use.slots[0])
 
     @cached_property
     def by_node(self) -> dict[int, tuple[int, ...]]:
@@ -150,62 +133,44 @@ def make_plan(
 ) -> Plan:
     """Follow the owners from the losses down to the parameters.
 
-    What matters of the evidence is looked up; those dealt with row by row are not claimed.
+    Args:
+        records: The graph.
+        roots: The outputs that are differentiated.
+        evidence: Finds owners where they depend on data.
+        row_by_row: Parameters that rules must not deal with.
     """
     reaching = reaching_of(records)
-    begin = single_owner() if evidence.m == 1 else in_order(evidence.m)
     survey = Survey(records, reaching, evidence)
     for edge in roots:
-        survey.arrive(edge, begin)
+        survey.arrive(edge, single_owner() if evidence.m == 1 else in_order(evidence.m))
     for node, record in enumerate(records):
         if node in reaching and record.name != LEAF:
             survey.cross(node)
-    return _sorted_out(survey, row_by_row, evidence.m, tuple(roots))
-
-
-def _sorted_out(
-    survey: Survey,
-    row_by_row: frozenset[int],
-    m: int,
-    roots: tuple[Edge, ...],
-) -> Plan:
-    records = survey.records
     mixed = {k for use in survey.uses if use.owners is None for k in use.parameters}
-    positions = [_position(records[edge.node]) for edge in roots]
-    losses = {position for position in positions if position is not None}
+    losses = {records[edge.node].parameter for edge in roots}
     by_rows = row_by_row | survey.opaque | mixed | losses
-    reached = {records[node].facts for node in survey.reaching if records[node].name == LEAF}
+    found = {records[node].parameter for node in reaching}
+    reached = frozenset(k for k in found if k is not None)
     computed = survey.computed - by_rows
     placed = [use for use in survey.uses if use.placements[0].parameter not in by_rows]
     uses, units = units_of(placed, computed, records)
-    virtual: list[int] = []
+    virtual: tuple[int, ...] = ()
     if computed:
-        virtual = list(range(len(uses), len(uses) + len(survey.virtual)))
+        virtual = tuple(range(len(uses), len(uses) + len(survey.virtual)))
         uses += survey.virtual
     return Plan(
         records=records,
         uses=tuple(uses),
         units=tuple(units),
-        arrangements=tuple([_arrangement(use, records, m) for use in uses]),
+        arrangements=tuple([_arrangement(use, records, evidence.m) for use in uses]),
         computed=frozenset(computed),
-        virtual=tuple(virtual),
-        by_rows=frozenset(by_rows & reached),
-        reached=frozenset(reached),  # type: ignore[arg-type]  # facts of a leaf are a position
+        virtual=virtual,
+        by_rows=reached & by_rows,
+        reached=reached,
         lost_at=survey.lost_at,
-        leaves={
-            record.facts: node
-            for node, record in enumerate(records)
-            if record.name == LEAF and isinstance(record.facts, int) and record.facts != FOREIGN
-        },
-        sizes={edge: prod(records[edge.node].shapes[edge.output]) for edge in survey.states},
+        activations=sum(prod(records[e.node].shapes[e.output]) for e in survey.states),
         sparse=_sparse(survey),
-        roots=roots,
     )
-
-
-def _position(record: Record) -> int | None:
-    """The position of a parameter, if a node is one."""
-    return record.facts if record.name == LEAF and isinstance(record.facts, int) else None
 
 
 def _arrangement(use: Use, records: Sequence[Record], m: int) -> Arrangement | None:

@@ -9,7 +9,7 @@ from enum import Enum
 from functools import partial
 from math import prod
 
-from lightning_jd.engines.tape.graph import LEAF, NESTED, Edge, Placement, Record, overlap, place
+from lightning_jd.engines.tape.graph import NESTED, Edge, Placement, Record, overlap, place
 from lightning_jd.engines.tape.owners import Crossed, Evidence, Owners, joined
 from lightning_jd.engines.tape.owners.flow import REDUCED, Crossing, flow_of
 from lightning_jd.engines.tape.rules import rule_at
@@ -158,7 +158,7 @@ class Survey:
             return  # between a parameter and its use
         if all(state in (None, Zone.SHARED) for state in states):
             for edge in self._children(record):
-                if (parameter := self._parameter(edge)) is not None:
+                if (parameter := self.records[edge.node].parameter) is not None:
                     self.computed.add(parameter)
                 else:
                     self.arrive(edge, Zone.SHARED)
@@ -189,13 +189,9 @@ class Survey:
     def _children(self, record: Record) -> list[Edge]:
         return [c for c in record.inputs if c is not None and c.node in self.reaching]
 
-    def _parameter(self, edge: Edge) -> int | None:
-        record = self.records[edge.node]
-        return record.facts if record.name == LEAF and isinstance(record.facts, int) else None
-
     def _give_up(self, record: Record) -> None:
         for child in self._children(record):
-            if (parameter := self._parameter(child)) is not None:
+            if (parameter := self.records[child.node].parameter) is not None:
                 self.opaque.add(parameter)
                 self.lost_at[parameter] = record.name
             else:

@@ -11,6 +11,7 @@ from lightning_jd.engines.tape.rules import (  # noqa: F401  # they register the
 from lightning_jd.engines.tape.rules._broadcast import sum_of_broadcast
 from lightning_jd.engines.tape.rules._registry import (
     NotApplicableError,
+    RuleEntry,
     Site,
     register_rule,
     rule_at,
@@ -19,6 +20,7 @@ from lightning_jd.engines.tape.rules._registry import (
 
 __all__ = [
     "NotApplicableError",
+    "RuleEntry",
     "Site",
     "register_rule",
     "rule_at",

@@ -7,7 +7,7 @@ from lightning_jd.engines.tape.contributions.convolution import ConvolutionWeigh
 from lightning_jd.engines.tape.rules._registry import Site, register_rule, require
 
 
-@register_rule("ConvolutionBackward0", 1, saved=("input",), for_tasks=True)
+@register_rule("ConvolutionBackward0", 1, saved=("input",))
 def weight(site: Site) -> Contribution:
     """The weight: each sample is a convolution of its own."""
     require(site.owners.axis == 0)
@@ -24,7 +24,7 @@ def weight(site: Site) -> Contribution:
     return ConvolutionWeight(x, D, geometry, site.placements[0])
 
 
-@register_rule("ConvolutionBackward0", 2, for_tasks=True)
+@register_rule("ConvolutionBackward0", 2)
 def bias(site: Site) -> Contribution:
     """The bias: the sum of the cotangent over all positions."""
     require(site.owners.axis == 0)

@@ -127,7 +127,6 @@ class RuleEntry:
     saved: tuple[str, ...] = ()
     bias: int | None = None
     outputs: int = 1
-    for_tasks: bool = False
 
 
 _RULES: dict[tuple[str, int], RuleEntry] = {}
@@ -141,7 +140,6 @@ def register_rule(
     saved: tuple[str, ...] = (),
     bias: int | None = None,
     outputs: int = 1,
-    for_tasks: bool = False,
 ) -> Callable[[Rule], Rule]:
     """Teach the tape an operation.
 
@@ -154,7 +152,6 @@ def register_rule(
         bias: Another slot that the same rule can include in its contribution.
         outputs: How many outputs of the operation the rule reads the cotangents of. It is not asked
             where a loss depends on others.
-        for_tasks: Whether it is faster than autograd also for a single row, so that tasks ask it.
 
     Raises:
         ArgumentError: If there is a rule for this input already.
@@ -166,7 +163,7 @@ def register_rule(
                 f"`register_rule` must name an input without a rule, got {name!r}, slot {slot}. "
                 "Remove the old one with `unregister_rule` first."
             )
-        _RULES[name, slot] = RuleEntry(rule, saved, bias, outputs, for_tasks)
+        _RULES[name, slot] = RuleEntry(rule, saved, bias, outputs)
         table_changed()
         return rule
 

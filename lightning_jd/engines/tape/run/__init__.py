@@ -1,8 +1,8 @@
 """One step: passes over a graph, as its plan says."""
 
-from lightning_jd.engines.tape.run._ledger import Collector, Ledger, Visitor
+from lightning_jd.engines.tape.run._ledger import Collector, Ledger
 from lightning_jd.engines.tape.run._loop import MAX_LOOP_NUMBERS, Loop, loop_over_tasks
-from lightning_jd.engines.tape.run._plan_runner import PlanRunner
+from lightning_jd.engines.tape.run._plan_runner import run_plan
 from lightning_jd.engines.tape.run._request import Check, Request, TapeOptions
 from lightning_jd.engines.tape.run._trace import Replay, can_trace, trace
 
@@ -12,12 +12,11 @@ __all__ = [
     "Collector",
     "Ledger",
     "Loop",
-    "PlanRunner",
     "Replay",
     "Request",
     "TapeOptions",
-    "Visitor",
     "can_trace",
     "loop_over_tasks",
+    "run_plan",
     "trace",
 ]

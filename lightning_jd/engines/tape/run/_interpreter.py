@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from lightning_jd.engines._columns import to_columns
-from lightning_jd.engines._hooks import hooks_silenced
 from lightning_jd.engines._objectives import is_one
+from lightning_jd.engines._parameters import column_count, to_columns
 from lightning_jd.engines.tape.contributions import Contribution, Rows
 from lightning_jd.engines.tape.graph import (
     Cotangents,
@@ -20,14 +19,16 @@ from lightning_jd.engines.tape.graph import (
     Placement,
     Record,
     Shape,
+    gradients_of,
     local_vjp,
     read_ahead,
     run_pass,
 )
 from lightning_jd.engines.tape.owners import Owners
 from lightning_jd.engines.tape.owners.flow import is_elementwise
-from lightning_jd.engines.tape.plan import Plan, Use
-from lightning_jd.engines.tape.rules import NotApplicableError, Site, rule_at, sum_of_broadcast
+from lightning_jd.engines.tape.plan import Plan
+from lightning_jd.engines.tape.rules import NotApplicableError, Site, sum_of_broadcast
+from lightning_jd.engines.tape.run._request import Request
 from lightning_jd.errors import GraphError
 
 
@@ -59,6 +60,8 @@ def local_rows(
     It is differentiated once per objective, with the cotangents of the others masked: m times the
     cost of this operation, but of no other.
     """
+    if not sites:
+        return []
     first = sites[0]
     rows: list[Tensor | None] = [None] * len(sites)
     for owner in sorted({int(i) for o in owners if o is not None for i in o.ids if i >= 0}):
@@ -103,36 +106,43 @@ def _fitted(gradient: Tensor, shape: Shape) -> Tensor:
 
 #: Takes the position of a use and its contributions: one, or one per slot.
 Deliver = Callable[[int, list[Contribution]], None]
+#: Uses of one operation without an applicable rule, and its cotangents.
+Refused = tuple[list[int], Cotangents]
 
 
 class Interpreter:
-    """Runs the rules of a plan, in the order in which a pass meets their operations."""
+    """Runs the rules of a plan, in the order in which a pass meets their operations.
+
+    Args:
+        graph: The graph.
+        plan: The plan.
+        request: The request.
+        scale: What losses are multiplied by; by default that of the request.
+        read: Reads what the node of a use has saved, where that must not be read from the graph.
+        node: What rules see in place of every node, where they must not look at nodes.
+
+    Attributes:
+        local: Positions of uses without an applicable rule, whose operation is differentiated
+            alone.
+    """
 
     def __init__(
         self,
         graph: Graph,
         plan: Plan,
-        m: int,
-        dtype: torch.dtype,
-        scale: float | Tensor,
+        request: Request,
+        *,
+        scale: float | Tensor | None = None,
+        read: Callable[[int, str], Any] | None = None,
+        node: Any = None,
     ) -> None:
-        self.graph, self.plan, self.records = graph, plan, plan.records
-        self.m, self.dtype, self.scale = m, dtype, scale
-        self.refused = plan.refused
-        #: Reads what the node of a use has saved, where that must not be read from the graph.
-        self.read: Callable[[int, str], Any] | None = None
-        #: What rules see in place of every node, where they must not look at nodes.
-        self.node: Any = None
-        #: Positions of uses without an applicable rule, whose operation is differentiated alone.
+        self._graph, self._plan, self._request = graph, plan, request
+        self._scale = request.scale if scale is None else scale
+        self._read, self._node = read, node
         self.local: set[int] = set()
 
     def run(
-        self,
-        losses: Tensor,
-        weights: Tensor,
-        deliver: Deliver,
-        *,
-        retain_graph: bool = True,
+        self, losses: Tensor, weights: Tensor, deliver: Deliver, *, retain_graph: bool = True
     ) -> None:
         """One pass.
 
@@ -143,146 +153,125 @@ class Interpreter:
             retain_graph: Whether the graph is kept. If not, all uses must have a rule that has
                 accepted them before, and no saved tensor may have a hook.
         """
+        graph, plan = self._graph, self._plan
         fetched = read_ahead(
-            (use.node, self.graph.nodes[use.node], self._saved_names(use)) for use in self.plan.uses
+            (use.node, graph.nodes[use.node], plan.rule(use).saved) for use in plan.uses
         )
+
+        def read(node: int, name: str) -> Any:
+            found = fetched.get(node, {})
+            return found[name] if name in found else getattr(graph.nodes[node], "_saved_" + name)
+
         if fetched:
-            self.read = partial(self._fetched_or_saved, fetched)
-        later: list[tuple[list[int], Cotangents]] = []
-        order = self.plan.node_order = []
+            self._read = read
+        later: list[Refused] = []
+        order = plan.node_order = []
 
         def consume(node: int, cotangents: Cotangents) -> None:
             order.append(node)
-            refused = self.consume(node, cotangents, deliver)
-            if refused and not retain_graph:
-                raise _changed_its_mind(self.records[node].name)
-            if refused:
-                # it runs the node, which must not happen inside of the pass: saved tensors of
-                # checkpoints are given out once per pass
-                later.append((refused, self._unscaled(cotangents)))
+            self._consume(node, cotangents, deliver, later)
+            if later and not retain_graph:
+                raise _changed_its_mind(plan.records[node].name)
 
         run_pass(
-            self.graph,
-            losses,
-            weights * self.scale,
-            self.plan.by_node,
-            self.plan.lowest_outputs,
-            consume,
+            *(graph, losses, weights * self._scale, plan.by_node, plan.lowest_outputs, consume),
             retain_graph=retain_graph,
         )
-        self._consume_later(later, deliver)
+        # It runs nodes, which must not happen inside of the pass: saved tensors of checkpoints are
+        # given out once per pass.
+        self._deliver_refused(later, deliver)
 
     def interpret(self, cotangents: Mapping[int, Cotangents], deliver: Deliver) -> None:
         """Deliver the contributions of all uses, after a pass that has captured all gradients."""
-        later = [
-            (refused, self._unscaled(several))
-            for node, several in cotangents.items()
-            if (refused := self.consume(node, several, deliver))
-        ]
-        self._consume_later(later, deliver)
+        later: list[Refused] = []
+        for node, several in cotangents.items():
+            self._consume(node, several, deliver, later)
+        self._deliver_refused(later, deliver)
 
-    def _consume_later(self, later: list[tuple[list[int], Cotangents]], deliver: Deliver) -> None:
-        while later:
-            for position, parts in self._locally(*later.pop()).items():
-                deliver(position, parts)
-
-    def consume(self, node: int, cotangents: Cotangents, deliver: Deliver) -> list[int]:
-        """Deliver the contributions of the uses of one operation.
-
-        Returns:
-            The uses without an applicable rule.
-        """
-        if all(cotangent is None for cotangent in cotangents):
-            return []
-        cotangents = self._unscaled(cotangents)
-        refused = []
-        results: dict[Any, Any] = {}
-        for position in self.plan.by_node[node]:
-            part = self._by_rule(position, cotangents, results)
-            self.refused[position] = part is None
-            if part is None:
-                refused.append(position)
-            else:
-                deliver(position, [part])
-        return refused
-
-    def _fetched_or_saved(
-        self, fetched: Mapping[int, Mapping[str, Any]], node: int, name: str
-    ) -> Any:
-        found = fetched.get(node, {})
-        return found[name] if name in found else getattr(self.graph.nodes[node], "_saved_" + name)
-
-    def _saved_names(self, use: Use) -> tuple[str, ...]:
-        return rule_at(self.records[use.node].name, use.slots[0]).saved
-
-    def _unscaled(self, cotangents: Cotangents) -> Cotangents:
-        if is_one(self.scale):
-            return cotangents
-        return tuple([None if D is None else self._cast(D) / self.scale for D in cotangents])
-
-    def _cast(self, D: Tensor) -> Tensor:
-        return D.to(self.dtype.to_complex() if D.is_complex() else self.dtype)
-
-    def _site(
-        self,
-        position: int,
-        cotangents: Cotangents,
-        slots: Sequence[int] | None = None,
-        results: dict[Any, Any] | None = None,
-    ) -> Site:
-        use = self.plan.uses[position]
-        chosen = range(len(use.slots)) if slots is None else slots
-        return Site(
-            node=self.graph.nodes[use.node] if self.node is None else self.node,
-            slots=tuple([use.slots[j] for j in chosen]),
-            cotangents=cotangents,
-            arrangement=self.plan.arrangements[position],
-            placements=tuple([use.placements[j] for j in chosen]),
-            dtype=self.dtype,
-            read=None if self.read is None else partial(self.read, use.node),
-            results={} if results is None else results,
-        )
-
-    def _by_rule(
-        self, position: int, cotangents: Cotangents, results: dict[Any, Any]
+    def by_rule(
+        self, position: int, cotangents: Cotangents, results: dict[Any, Any] | None = None
     ) -> Contribution | None:
-        use = self.plan.uses[position]
-        rule = rule_at(self.records[use.node].name, use.slots[0]).function
-        if rule is None or self.plan.arrangements[position] is None:
+        """The contribution of a use by its rule, if that covers the case."""
+        plan, use = self._plan, self._plan.uses[position]
+        rule = plan.rule(use).function
+        if rule is None or plan.arrangements[position] is None:
             return None
         if cotangents[0] is not None and cotangents[0].is_complex():
             return None  # rules are about real numbers
-        site = self._site(position, cotangents, results=results)
+        site = self._site(position, cotangents, range(len(use.slots)), results)
         try:
             found = rule(site)
         except NotApplicableError:
             return None
         return found if isinstance(found, Contribution) else Rows(found, site.placements[0])
 
-    def _locally(
-        self, positions: Sequence[int], cotangents: Cotangents
-    ) -> dict[int, list[Contribution]]:
-        """The contributions of some uses of one node, slot by slot."""
-        first = self.plan.uses[positions[0]]
-        record, owners = self.records[first.node], first.owners
-        assert owners is not None
-        sites = [
-            (position, self._site(position, cotangents, [j]))
-            for position in positions
-            for j in range(len(self.plan.uses[position].slots))
-        ]
-        parts = [broadcast_once(site, record) for _, site in sites]
-        alone = [k for k, part in enumerate(parts) if part is None]
-        if alone:
-            found = local_rows([sites[k][1] for k in alone], owners, self.m)
+    def _consume(
+        self, node: int, cotangents: Cotangents, deliver: Deliver, later: list[Refused]
+    ) -> None:
+        """Deliver the contributions of the uses of one operation, and note those without a rule."""
+        if all(cotangent is None for cotangent in cotangents):
+            return
+        if not is_one(self._scale):
+            cotangents = tuple([D if D is None else self._unscaled(D) for D in cotangents])
+        refused = []
+        results: dict[Any, Any] = {}
+        for position in self._plan.by_node[node]:
+            part = self.by_rule(position, cotangents, results)
+            self._plan.refused[position] = part is None
+            if part is None:
+                refused.append(position)
+            else:
+                deliver(position, [part])
+        if refused:
+            later.append((refused, cotangents))
+
+    def _unscaled(self, D: Tensor) -> Tensor:
+        return self._request.unscaled(D, self._scale)
+
+    def _site(
+        self,
+        position: int,
+        cotangents: Cotangents,
+        chosen: Sequence[int],
+        results: dict[Any, Any] | None = None,
+    ) -> Site:
+        """What a rule sees of some slots of a use."""
+        use = self._plan.uses[position]
+        return Site(
+            node=self._graph.nodes[use.node] if self._node is None else self._node,
+            slots=tuple([use.slots[j] for j in chosen]),
+            cotangents=cotangents,
+            arrangement=self._plan.arrangements[position],
+            placements=tuple([use.placements[j] for j in chosen]),
+            dtype=self._request.dtype,
+            read=None if self._read is None else partial(self._read, use.node),
+            results={} if results is None else results,
+        )
+
+    def _deliver_refused(self, later: list[Refused], deliver: Deliver) -> None:
+        """Deliver the contributions of uses without a rule, slot by slot."""
+        while later:
+            positions, cotangents = later.pop()
+            first = self._plan.uses[positions[0]]
+            record, owners = self._plan.records[first.node], first.owners
+            assert owners is not None
+            sites = [
+                (position, self._site(position, cotangents, [j]))
+                for position in positions
+                for j in range(len(self._plan.uses[position].slots))
+            ]
+            parts = [broadcast_once(site, record) for _, site in sites]
+            alone = [k for k, part in enumerate(parts) if part is None]
+            found = local_rows([sites[k][1] for k in alone], owners, self._request.owners)
             for k, rows in zip(alone, found, strict=True):
                 parts[k] = rows
                 self.local.add(sites[k][0])
-        by_use: dict[int, list[Contribution]] = {}
-        for (position, _), part in zip(sites, parts, strict=True):
-            assert part is not None
-            by_use.setdefault(position, []).append(part)
-        return by_use
+            by_use: dict[int, list[Contribution]] = {}
+            for (position, _), part in zip(sites, parts, strict=True):
+                assert part is not None
+                by_use.setdefault(position, []).append(part)
+            for position, several in by_use.items():
+                deliver(position, several)
 
 
 def _changed_its_mind(operation: str) -> GraphError:
@@ -294,62 +283,48 @@ def _changed_its_mind(operation: str) -> GraphError:
 
 
 def computed_rows(
-    graph: Graph,
-    plan: Plan,
-    parts: Mapping[int, Sequence[Contribution]],
-    parameters: Mapping[int, Tensor],
-    m: int,
+    graph: Graph, plan: Plan, request: Request, parts: Mapping[int, Sequence[Contribution]]
 ) -> list[Contribution]:
-    """Rows of the parameters that are computed with, from the contributions of all uses."""
-    found = _pulled_back(graph, plan, parts, parameters, m)
+    """Rows of parameters that are computed with before their use, as normalised weights.
+
+    The operation that consumes the result gives one gradient per objective *of the result*. These
+    rows are pulled back through the computation, which does not depend on the batch.
+
+    Args:
+        graph: The graph.
+        plan: The plan.
+        request: The request.
+        parts: The contributions of all uses of these parameters, and of what is computed of them.
+    """
+    parameters = {k: request.tensors[k] for k in plan.computed}
+    results: list[GradientEdge] = []
+    rows: list[Tensor] = []
+    for position in plan.virtual:
+        edge, placement = plan.uses[position].edge, plan.uses[position].placements[0]
+        for part in parts.get(position, ()):
+            node, columns = graph.nodes[edge.node], part.rows()
+            dtype = node._input_metadata[edge.output].dtype
+            shape = (request.objectives.m, *placement.shape)
+            if dtype.is_complex:
+                columns = torch.view_as_complex(columns.view(*shape, 2))
+            results.append(GradientEdge(node, edge.output))
+            rows.append(columns.view(shape).to(dtype))
+    found: dict[int, Tensor] = {}
+    for k in range(request.objectives.m if results else 0):
+        gradients = gradients_of(results, [row[k] for row in rows], [*parameters.values()])
+        for (parameter, tensor), gradient in zip(parameters.items(), gradients, strict=True):
+            if parameter not in found:
+                shape = request.objectives.m, column_count(tensor)
+                found[parameter] = tensor.new_zeros(shape, dtype=request.dtype)
+            if gradient is not None:
+                found[parameter][k] = to_columns(gradient)
     for unit in plan.units:
         (parameter, *_) = unit.parameters
         if parameter in parameters:
-            for position in unit.uses:
-                for part in parts.get(position, ()):
-                    rows = part.rows()
-                    found[parameter] = found[parameter] + rows if parameter in found else rows
+            for part in [part for position in unit.uses for part in parts.get(position, ())]:
+                direct = part.rows()
+                found[parameter] = found[parameter] + direct if parameter in found else direct
     return [
         Rows(rows, Placement(parameter, rows.shape[1], (rows.shape[1],)))
         for parameter, rows in found.items()
     ]
-
-
-def _pulled_back(
-    graph: Graph,
-    plan: Plan,
-    parts: Mapping[int, Sequence[Contribution]],
-    parameters: Mapping[int, Tensor],
-    m: int,
-) -> dict[int, Tensor]:
-    results: list[GradientEdge] = []
-    rows: list[Tensor] = []
-    precision = torch.float32
-    for position in plan.virtual:
-        use = plan.uses[position]
-        for part in parts.get(position, ()):
-            node = graph.nodes[use.edge.node]
-            dtype = node._input_metadata[use.edge.output].dtype
-            results.append(GradientEdge(node, use.edge.output))
-            shape = (m, *use.placements[0].shape)
-            columns = part.rows()
-            precision = columns.dtype
-            if dtype.is_complex:
-                columns = torch.view_as_complex(columns.view(*shape, 2))
-            rows.append(columns.view(shape).to(dtype))
-    found: dict[int, list[Tensor]] = {}
-    if results:
-        for k in range(m):
-            with hooks_silenced(parameters.values()):
-                gradients = torch.autograd.grad(
-                    results,
-                    list(parameters.values()),
-                    [row[k] for row in rows],
-                    retain_graph=True,
-                    allow_unused=True,
-                )
-            for (parameter, tensor), gradient in zip(parameters.items(), gradients, strict=True):
-                found.setdefault(parameter, []).append(
-                    to_columns(torch.zeros_like(tensor) if gradient is None else gradient)
-                )
-    return {parameter: torch.stack(flats).to(precision) for parameter, flats in found.items()}

@@ -148,11 +148,24 @@ class Collector(Ledger):
     """A ledger that multiplies nothing: rows on other processes may be missing from the products.
 
     Its ``G`` stays zero; gradients are given out as by any ledger.
+
+    Args:
+        take: Receives each contribution.
+        options: Arguments of :class:`Ledger`.
     """
+
+    def __init__(
+        self, *args: Any, take: Callable[[Contribution], object] | None = None, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self._take = take
 
     @override
     def add(self, contribution: Contribution, *, keeps: bool = True) -> None:
-        self._kept.append(contribution)
+        if self._take is not None:
+            self._take(contribution)
+        if self.keeps:
+            self._kept.append(contribution)
 
     @property
     def contributions(self) -> list[Contribution]:
@@ -212,25 +225,3 @@ class Assembly:
                     by_parameter.setdefault(single.placements[0].parameter, []).append(single)
         for parts in by_parameter.values():
             self._ledger.add(merge(parts))
-
-
-class Visitor(Collector):
-    """A ledger that passes each contribution on.
-
-    Args:
-        take: Receives the contributions.
-        collects: Whether they are kept, too.
-        options: Arguments of :class:`Ledger`.
-    """
-
-    def __init__(
-        self, take: Callable[[Contribution], object], collects: bool, *args: Any, **options: Any
-    ) -> None:
-        super().__init__(*args, **options)
-        self._take, self._collects = take, collects
-
-    @override
-    def add(self, contribution: Contribution, *, keeps: bool = True) -> None:
-        self._take(contribution)
-        if self._collects:
-            super().add(contribution)

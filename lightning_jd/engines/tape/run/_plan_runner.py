@@ -7,16 +7,15 @@ the same time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge
 
-from lightning_jd.engines._objectives import is_one
+from lightning_jd.engines._graph import leaves_of, nodes_below, place_of, tasks_above
 from lightning_jd.engines.tape.contributions import (
     Contribution,
     OneRow,
@@ -25,65 +24,58 @@ from lightning_jd.engines.tape.contributions import (
     SharedActivations,
 )
 from lightning_jd.engines.tape.graph import Graph, Placement, Shape, gradients_of
-from lightning_jd.engines.tape.owners import Arrangement, Owners
-from lightning_jd.engines.tape.plan import Known, Plan, Use
-from lightning_jd.engines.tape.rules import NotApplicableError, Site, rule_at
+from lightning_jd.engines.tape.plan import Known, Plan
 from lightning_jd.engines.tape.run._interpreter import Interpreter, computed_rows
 from lightning_jd.engines.tape.run._ledger import Assembly, Ledger
 from lightning_jd.engines.tape.run._request import Request
 
+#: Numbers that rows of instances may take at the same time (256 MB in float32).
+_NUMBERS = 1 << 26
 
-class PlanRunner:
-    """Carries out a plan; rows of ``plain`` parameters are taken from autograd alone."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        known: Known,
-        plan: Plan,
-        request: Request,
-        *,
-        plain: frozenset[int] = frozenset(),
-        retain_graph: bool = True,
-    ) -> None:
-        self.graph, self.known, self.plan = graph, known, plan
-        self.request, self.plain, self.retain_graph = request, plain, retain_graph
-        #: How each reached parameter was dealt with.
-        self.paths: dict[int, str] = {}
+def run_plan(
+    graph: Graph,
+    known: Known,
+    plan: Plan,
+    request: Request,
+    ledger: Ledger,
+    *,
+    plain: Collection[int] = (),
+    retain_graph: bool = True,
+) -> dict[int, str]:
+    """Add the Gramian of all reached parameters to a ledger.
 
-    def run(self, ledger: Ledger) -> None:
-        """Add the Gramian of all reached parameters to a ledger."""
-        instances, by_rows = self.request.instances, self.plan.by_rows
-        if instances is None:
-            by_rows = self.plan.reached
-        elif self.plan.uses:
-            self._by_owners(instances, ledger)
-        if by_rows:
-            self._by_rows(by_rows, ledger)
+    Args:
+        graph: The graph.
+        known: What is known of it.
+        plan: The plan.
+        request: The request.
+        ledger: The ledger.
+        plain: Parameters whose rows are taken from autograd alone, one pass each.
+        retain_graph: Whether the graph is kept.
 
-    def _by_owners(self, losses: Tensor, ledger: Ledger) -> None:
-        interpreter = Interpreter(
-            self.graph, self.plan, len(losses), ledger.G.dtype, self.request.scale
-        )
-        assembly = Assembly(self.plan, ledger)
+    Returns:
+        How each reached parameter was dealt with.
+    """
+    losses = request.instances
+    if losses is None:
+        return _add_rows(graph, known, request, ledger, plan.reached, plain)
+    paths: dict[int, str] = {}
+    if plan.uses:
+        interpreter, assembly = Interpreter(graph, plan, request), Assembly(plan, ledger)
         if losses.ndim == 1:
-            ones, keep = torch.ones_like(losses), self.retain_graph
-            interpreter.run(losses, ones, assembly.deliver, retain_graph=keep)
+            ones = torch.ones_like(losses)
+            interpreter.run(losses, ones, assembly.deliver, retain_graph=retain_graph)
         else:
             _run_per_task(interpreter, losses, assembly)
         assembly.close()
-        self.paths.update(self.plan.paths(interpreter.local))
-        computed = {k: self.request.tensors[k] for k in self.plan.computed}
-        if computed:
-            m = self.request.objectives.m
-            for rows in computed_rows(self.graph, self.plan, assembly.others, computed, m):
+        paths = plan.paths(interpreter.local) | dict.fromkeys(plan.computed, "computed")
+        if plan.computed:
+            for rows in computed_rows(graph, plan, request, assembly.others):
                 ledger.add(rows)
-            self.paths.update(dict.fromkeys(computed, "computed"))
-
-    def _by_rows(self, positions: frozenset[int], ledger: Ledger) -> None:
-        general = self.known.plan(self.graph, owners=1)
-        paths = add_rows(ledger, self.graph, general, self.request, positions, self.plain)
-        self.paths.update(paths)
+    if plan.by_rows:
+        paths |= _add_rows(graph, known, request, ledger, plan.by_rows, plain)
+    return paths
 
 
 def _run_per_task(interpreter: Interpreter, losses: Tensor, assembly: Assembly) -> None:
@@ -124,85 +116,85 @@ def _side_by_side(by_task: dict[int, list[Contribution]], tasks: int) -> list[Co
     return found
 
 
-#: Numbers that rows of instances may take at the same time (256 MB in float32).
-_NUMBERS = 1 << 26
-
-
 @dataclass(frozen=True)
 class Target:
     """Something to differentiate with respect to.
 
     Attributes:
-        parameters: The parameters that it is about.
-        what: Those parameters themselves, or the output of the operation that consumes them.
+        placements: Of the parameters that it is about.
+        what: A parameter itself, or the output of the operation that consumes it and its bias.
         size: How many numbers are stored per row.
-        contribution: Turns what is stored of all rows into a contribution.
-        path: What it is called.
-        row: Maps a gradient to the row to store; ``None`` stores the gradient itself.
+        activations: What meets the weight, if gradients at the operation are stored.
         task: The only row that reaches it, if that is known; no other one is stored then.
     """
 
-    parameters: tuple[int, ...]
+    placements: tuple[Placement, ...]
     what: Tensor | GradientEdge
     size: int
-    contribution: Callable[[Tensor], Contribution]
-    path: str
-    row: Callable[[Tensor], Tensor] | None = None
+    activations: Tensor | None = None
     task: int | None = None
 
+    @property
+    def path(self) -> str:
+        """What it is called in :attr:`Tape.paths`."""
+        return "rows" if self.activations is None else "kernel"
 
-def add_rows(
-    ledger: Ledger,
+    def contribution(self, stored: Tensor, m: int) -> Contribution:
+        """What the stored rows contribute."""
+        if self.activations is not None:
+            return SharedActivations(self.activations, stored, *self.placements)
+        rows = Rows(stored, self.placements[0])
+        return rows if self.task is None else OneRow(rows, self.task, m)
+
+
+def _add_rows(
     graph: Graph,
-    plan: Plan,
+    known: Known,
     request: Request,
-    positions: Collection[int],
-    plain: Collection[int] = (),
+    ledger: Ledger,
+    chosen: Collection[int],
+    plain: Collection[int],
 ) -> dict[int, str]:
-    """Add the Gramian of some parameters, with one pass per row, by a plan for one owner.
-
-    Rows of ``plain`` parameters come from autograd, with nothing of the tape in between.
-
-    Returns:
-        How each parameter was dealt with.
-    """
-    objectives, m = request.objectives, request.objectives.m
-    parameters = {k: request.tensors[k] for k in sorted(positions)}
-    several = isinstance(objectives.losses, tuple) and m > 1
-    task_of = {k: plan.task_of[plan.leaves[k]] if several else None for k in parameters}
-    targets: list[Target] = []
-    for use in _single_uses(plan, {k for k in parameters if task_of[k] is None and k not in plain}):
-        target = _without_gradients(graph, plan, use, request) or _by_rule(graph, use, request)
-        if target is not None:
-            targets.append(target)
-    covered = {position for target in targets for position in target.parameters}
-    targets += [
-        _plainly(k, tensor, task_of[k]) for k, tensor in parameters.items() if k not in covered
+    """Add the Gramian of some parameters, with one pass per row, by the plan for one owner."""
+    objectives, m, tensors = request.objectives, request.objectives.m, request.tensors
+    plan = known.plan(graph, owners=1)
+    task_of: dict[int, int] = {}
+    if isinstance(objectives.losses, tuple) and m > 1:
+        below = nodes_below(objectives)
+        tasks = tasks_above(below, [place_of(output) for output in objectives.outputs])
+        single = {id(leaf): tasks[node] for node, leaf in leaves_of(below)}
+        bits = {k: single.get(id(tensors[k]), 0) for k in chosen}
+        task_of = {k: b.bit_length() - 1 for k, b in bits.items() if b.bit_count() == 1}
+    interpreter = Interpreter(graph, plan, request)
+    by_use = [
+        _at_operation(graph, plan, interpreter, position, request)
+        for position in _single_uses(plan, set(chosen) - task_of.keys() - set(plain))
     ]
+    targets = [target for target in by_use if target is not None]
+    covered = {placement.parameter for target in targets for placement in target.placements}
+    for k in sorted(set(chosen) - covered):
+        size = tensors[k].numel()
+        placement = Placement(k, size, tuple(tensors[k].shape))
+        targets.append(Target((placement,), tensors[k], size, task=task_of.get(k)))
     # cotangents of many rows may well outweigh the parameters; an ordinary pass is cheap then
-    room = 1.5 * sum(parameter.numel() for parameter in parameters.values())
+    room = 1.5 * sum(tensors[k].numel() for k in chosen)
     cotangents = sum(m * target.size for target in targets if target.path == "kernel")
     for group in _groups(targets, plan, request):
-        stored = _one_by_one(group, request)
+        stored = _stored(group, request)
         for target in group:
-            # no name for it here: it must not outlive its use
-            found = _contribution(target, stored.pop(0), m)
-            if found is not None:
+            block = stored.pop(0)  # no other name for it: it must not outlive its use
+            if block is not None:
+                found = target.contribution(block, m)
+                del block
                 ledger.add(found, keeps=cotangents <= room or target.path != "kernel")
-            del found  # the next passes need the memory
-    return {position: target.path for target in targets for position in target.parameters}
-
-
-def _contribution(target: Target, rows: Tensor | None, m: int) -> Contribution | None:
-    if rows is None:
-        return None
-    found = target.contribution(rows)
-    return found if target.task is None else OneRow(found, target.task, m)
+                del found  # the next passes need the memory
+    return {p.parameter: target.path for target in targets for p in target.placements}
 
 
 def _groups(targets: Sequence[Target], plan: Plan, request: Request) -> Iterator[list[Target]]:
-    sizes = [prod(plan.records[leaf].shapes[0]) for leaf in plan.leaves.values()]
-    limit = 2 * (sum(sizes) + plan.activations)
+    """Targets whose rows take about as much memory as parameters and activations do."""
+    parameters = sum(request.tensors[k].numel() for k in plan.reached)
+    limit = 2 * (parameters + plan.activations)
     if request.objectives.kind != "tasks":
         limit = max(limit, _NUMBERS)
     group: list[Target] = []
@@ -218,8 +210,8 @@ def _groups(targets: Sequence[Target], plan: Plan, request: Request) -> Iterator
         yield group
 
 
-def _one_by_one(targets: Sequence[Target], request: Request) -> list[Tensor | None]:
-    """What is stored of all rows, target by target; ``None`` where no row arrives."""
+def _stored(targets: Sequence[Target], request: Request) -> list[Tensor | None]:
+    """The gradients of all rows, target by target; ``None`` where no row arrives."""
     stored: list[Tensor | None] = [None] * len(targets)
     places = list(dict.fromkeys(target.what for target in targets))
     for k in range(request.objectives.m):
@@ -227,33 +219,21 @@ def _one_by_one(targets: Sequence[Target], request: Request) -> list[Tensor | No
         found = gradients_of([output], [weight * request.scale], places)
         by_place = dict(zip(places, found, strict=True))
         for j, target in enumerate(targets):
-            block, gradient = stored[j], by_place[target.what]
-            if gradient is not None:
-                row = _unscaled(gradient, request)
-                row = _cast(row if target.row is None else target.row(row), request)
-                if target.task is not None:
-                    stored[j] = row.unsqueeze(0)
-                    continue
-                if block is None:
-                    block = stored[j] = row.new_empty(request.objectives.m, *row.shape)
-                    block[:k] = 0
-                block[k] = row
-            elif block is not None and target.task is None:
-                block[k] = 0
+            if (gradient := by_place[target.what]) is None:
+                continue
+            dense = gradient.to_dense() if gradient.is_sparse else gradient
+            row = request.unscaled(dense, request.scale)
+            if target.task is not None:
+                stored[j] = row.unsqueeze(0)
+                continue
+            if (block := stored[j]) is None:
+                block = stored[j] = row.new_zeros(request.objectives.m, *row.shape)
+            block[k] = row
     return stored
 
 
-def _cast(gradient: Tensor, request: Request) -> Tensor:
-    return gradient.to(request.dtype.to_complex() if gradient.is_complex() else request.dtype)
-
-
-def _unscaled(gradient: Tensor, request: Request) -> Tensor:
-    dense = gradient.to_dense() if gradient.is_sparse else gradient
-    return dense if is_one(request.scale) else _cast(dense, request) / request.scale
-
-
-def _single_uses(plan: Plan, parameters: Collection[int]) -> Iterator[Use]:
-    """Uses of whole parameters that have no other use."""
+def _single_uses(plan: Plan, parameters: Collection[int]) -> Iterator[int]:
+    """Positions of uses of whole parameters that have no other use."""
     count: dict[int, int] = {}
     for unit in plan.units:
         for position in unit.parameters:
@@ -262,69 +242,31 @@ def _single_uses(plan: Plan, parameters: Collection[int]) -> Iterator[Use]:
         use = plan.uses[unit.uses[0]]
         single = all(k in parameters and count[k] == 1 for k in unit.parameters)
         if single and use.placements[0].is_whole and use.owners is not None:
-            yield use
+            yield unit.uses[0]
 
 
-def _without_gradients(graph: Graph, plan: Plan, use: Use, request: Request) -> Target | None:
+def _at_operation(
+    graph: Graph, plan: Plan, interpreter: Interpreter, position: int, request: Request
+) -> Target | None:
     """A matrix weight ``W`` in ``b + x W``, if :class:`SharedActivations` takes fewer operations.
 
     The rule, run with a cotangent of zeros, finds what meets the weight.
     """
+    use = plan.uses[position]
     shape, weight = plan.records[use.node].shapes[0], use.placements[0]
     is_matrix = len(shape) == 2 and len(weight.shape) == 2
     if not is_matrix or not _shared_is_cheaper(shape, weight, request.objectives.m):
         return None
-    node, dtype = graph.nodes[use.node], request.dtype
-    nothing = torch.zeros((), dtype=dtype, device=node._input_metadata[0].device).expand(shape)
-    try:
-        part = _one_row(node, use, nothing, dtype)
-    except NotApplicableError:
-        return None
+    node = graph.nodes[use.node]
+    device = node._input_metadata[0].device
+    nothing = torch.zeros((), dtype=request.dtype, device=device).expand(shape)
+    part = interpreter.by_rule(position, (nothing,))
     if not isinstance(part, OuterProduct) or part.cotangents_first:
         return None
-    return Target(
-        parameters=tuple(placement.parameter for placement in use.placements),
-        what=GradientEdge(node, 0),
-        size=prod(shape),
-        contribution=lambda D: SharedActivations(part.A[0], D, *use.placements),
-        path="kernel",
-    )
+    return Target(use.placements, GradientEdge(node, 0), prod(shape), part.A[0])
 
 
 def _shared_is_cheaper(output: Shape, weight: Placement, m: int) -> bool:
     (n, o), i = output, weight.shape[0]
     without = n * n * i + m * n * n * o + m * m * n * o
     return without < m * n * i * o + m * m * i * o
-
-
-def _one_row(node: Node, use: Use, cotangent: Tensor, dtype: torch.dtype) -> Contribution | None:
-    """The contribution that a rule makes of a cotangent of one objective."""
-    rule = rule_at(node.name(), use.slots[0]).function
-    if rule is None:
-        return None
-    everyone = Arrangement(Owners(0, np.zeros(cotangent.shape[0], dtype=np.int64)), 1)
-    found = rule(Site(node, use.slots, (cotangent,), everyone, use.placements, dtype))
-    return found if isinstance(found, Contribution) else Rows(found, use.placements[0])
-
-
-def _by_rule(graph: Graph, use: Use, request: Request) -> Target | None:
-    """Operations whose rule is faster than autograd also for one row."""
-    node = graph.nodes[use.node]
-    if not rule_at(node.name(), use.slots[0]).for_tasks:
-        return None
-
-    def row(gradient: Tensor) -> Tensor:
-        found = _one_row(node, use, gradient, request.dtype)
-        assert found is not None
-        return found.rows()[0]
-
-    position, size = use.placements[0].parameter, use.placements[0].size
-    placement = Placement(position, size, (size,))
-    edge = GradientEdge(node, 0)
-    return Target((position,), edge, size, lambda J: Rows(J, placement), "rows", row=row)
-
-
-def _plainly(position: int, parameter: Tensor, task: int | None) -> Target:
-    size = parameter.numel()
-    placement = Placement(position, size, tuple(parameter.shape))
-    return Target((position,), parameter, size, lambda J: Rows(J, placement), "rows", task=task)

@@ -135,21 +135,18 @@ class _Values(fx.Interpreter):
 
 
 def _simplify(module: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
-    """Compute nothing twice, share views, and take views of views from the tensor at their root."""
+    """Share equal views, and take views of views from the tensor at their root."""
     run = _Values(module)
     run.run(*map(_separate, inputs))
     memory = {node: value.untyped_storage()._cdata for node, value in run.found.items()}
     written = _written(module, memory)
-    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    if any(memory[node] in written for node in placeholders):
+    if any(memory[node] in written for node in module.graph.nodes if node.op == "placeholder"):
         raise UntraceableError("an input that is written to")
-    weights, is_late = placeholders[-1], False
     first: dict[Any, fx.Node] = {}
-    roots: dict[int, fx.Node] = {}  # by memory; of a tensor that is computed twice, the first
+    roots: dict[int, fx.Node] = {}  # by memory
     for node, value in run.found.items():
         root = roots.setdefault(memory[node], node)
         where = root, value.shape, value.stride(), value.storage_offset(), value.dtype
-        is_late = is_late or weights in node.all_input_nodes
         if node.op != "call_function" or _is_mutable(node):
             first.setdefault(where, node)
         elif root is not node:
@@ -157,11 +154,6 @@ def _simplify(module: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
                 node.replace_all_uses_with(known)
             else:
                 _take_from(root, run.found[root], node, value)
-        elif not is_late and _is_pure(node, memory, written):  # each gradient is a new tensor
-            known = first.setdefault((node.target, str((node.args, node.kwargs))), node)
-            if known is not node:
-                node.replace_all_uses_with(known)
-                roots[memory[node]] = known
     module.graph.eliminate_dead_code()  # before `_DIRECT` hides which operations write
 
 
@@ -178,14 +170,6 @@ def _take_from(root: fx.Node, whole: Tensor, node: fx.Node, part: Tensor) -> Non
 def _is_mutable(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
-
-
-def _is_pure(node: fx.Node, memory: dict[fx.Node, int], written: set[int]) -> bool:
-    """Whether the same call gives the same numbers again: nothing is random, nothing written."""
-    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-        return False
-    touched = {memory[n] for n in (node, *node.all_input_nodes) if n in memory}
-    return not touched & written
 
 
 def _written(module: fx.GraphModule, memory: dict[fx.Node, int]) -> set[int]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdRef
 
-from lightning_jd.engines._columns import to_columns
 from lightning_jd.engines._objectives import Objectives, is_one
+from lightning_jd.engines._parameters import to_columns
 from lightning_jd.engines.tape.graph import gradients_of
 from lightning_jd.engines.tape.run._ledger import Ledger
 from lightning_jd.errors import ArgumentError, GraphError
@@ -87,22 +87,22 @@ class Request:
     def empty_ledger(
         self,
         kind: Callable[..., Ledger] = Ledger,
-        *,
-        keeps: bool = True,
-        notes: bool = False,
-        once: bool = False,
+        **options: bool,
     ) -> Ledger:
-        """A Gramian of zeros."""
+        """A Gramian of zeros; options are those of :class:`Ledger`."""
         return kind(
             self.objectives.m,
             self.dtype,
             self.objectives.device,
             room=sum(tensor.numel() for tensor in self.tensors),
-            keeps=keeps,
             lean=self.options.memory == "low",
-            notes=notes,
-            once=once,
+            **options,
         )
+
+    def unscaled(self, gradient: Tensor, scale: float | Tensor) -> Tensor:
+        """A gradient in the type to compute in, without the factor on the losses."""
+        cast = gradient.to(self.dtype.to_complex() if gradient.is_complex() else self.dtype)
+        return cast if is_one(scale) else cast / scale
 
     def ordinary_gradients(
         self, weights: Tensor, chosen: Sequence[int], *, retain_graph: bool = True

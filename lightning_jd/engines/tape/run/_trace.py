@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from lightning_jd.engines._columns import from_columns
 from lightning_jd.engines._objectives import is_one
+from lightning_jd.engines._parameters import from_columns
 from lightning_jd.engines.tape.contributions import pieces
 from lightning_jd.engines.tape.graph import (
     SHOWS_HOOKS,
@@ -29,38 +28,14 @@ from lightning_jd.engines.tape.run._ledger import Assembly, Ledger
 from lightning_jd.engines.tape.run._program import Program, UntraceableError
 from lightning_jd.engines.tape.run._request import Request
 
-
-class Read(NamedTuple):
-    """Something that autograd saved.
-
-    Attributes:
-        node: The position of the node.
-        name: What it is called there.
-    """
-
-    node: int
-    name: str
-
-    @property
-    def attribute(self) -> str:
-        """What the node calls it."""
-        return "_saved_" + self.name
-
-    @property
-    def raw(self) -> str:
-        """Where the node keeps it, with its hooks."""
-        return "_raw_saved_" + self.name
-
-    def value(self, graph: Graph) -> Any:
-        """What this step saved."""
-        return getattr(graph.nodes[self.node], self.attribute)
-
-
+#: Shape, strides, type and device of a tensor.
 Look = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+#: Something that autograd saved: the position of the node, and its name there.
+Read = tuple[int, str]
 
 
 def look_of(tensor: Tensor) -> Look:
-    """Shape, strides, type and device of a tensor."""
+    """What must be the same in every step with the same program."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
@@ -81,7 +56,7 @@ class TracedStep:
 
     program: Program
     scale: float | str
-    tensors: tuple[tuple[int, str, torch.Size, tuple[int, ...], torch.dtype], ...]
+    tensors: tuple[tuple[int, str, Look], ...]
     hooks: tuple[tuple[int, str], ...]
     arguments: tuple[tuple[int, str, Any], ...]
     edges: tuple[Edge, ...]
@@ -108,10 +83,8 @@ class TracedStep:
             return None
         else:
             read()
-        for tensor, (_, _, *look) in zip(found, self.tensors, strict=True):
-            if [tensor.shape, tensor.stride(), tensor.dtype] != look:
-                return None
-        return found
+        looks = [look for *_, look in self.tensors]
+        return found if [look_of(tensor) for tensor in found] == looks else None
 
     def run(
         self, graph: Graph, request: Request, inputs: list[Tensor], *, retain_graph: bool
@@ -192,10 +165,9 @@ class _Reads:
         self.found: dict[Read, Any] = {}
 
     def __call__(self, node: int, name: str) -> Any:
-        read = Read(node, name)
-        if read not in self.found:
-            self.found[read] = read.value(self._graph)
-        return self.found[read]
+        if (node, name) not in self.found:
+            self.found[node, name] = getattr(self._graph.nodes[node], "_saved_" + name)
+        return self.found[node, name]
 
 
 class _Hidden:
@@ -215,16 +187,14 @@ def trace(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, TracedSte
     assert losses is not None
     weights = None if is_one(scale) else torch.ones_like(losses) * scale
     cotangents = captured(graph, losses, weights, plan.outputs)
-    looks = tuple(
-        None if D is None else look_of(D) for several in cotangents.values() for D in several
-    )
     reads, ledger = _Reads(graph), request.empty_ledger()
-    _interpret(graph, plan, scale, reads, cotangents, ledger)
+    _interpret(graph, plan, request, scale, reads, cotangents, ledger)
     found = dict(reads.found)
-    if any(isinstance(v, (tuple, list)) and _holds_tensor(v) for v in found.values()):
+    lists = [value for value in found.values() if isinstance(value, (tuple, list))]
+    if any(isinstance(value, Tensor) for values in lists for value in values):
         return ledger, None
     tensors = {read: value for read, value in found.items() if isinstance(value, Tensor)}
-    present = [D for several in cotangents.values() for D in several if D is not None]
+    arriving = [D for several in cotangents.values() for D in several]
     factor = [scale] if isinstance(scale, Tensor) else []
     reached: list[int] = []
 
@@ -236,7 +206,7 @@ def trace(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, TracedSte
             for node, several in cotangents.items()
         }
         traced = request.empty_ledger()
-        _interpret(graph, plan, next(rest, scale), reads, stand_ins, traced, _Hidden())
+        _interpret(graph, plan, request, next(rest, scale), reads, stand_ins, traced, _Hidden())
         if reads.found.keys() != found.keys():
             raise UntraceableError("a rule that reads something else")
         gradients = traced.gradients(weights)
@@ -245,6 +215,7 @@ def trace(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, TracedSte
         return traced.G, shaped
 
     try:
+        present = [D for D in arriving if D is not None]
         inputs = [*tensors.values(), *present, *factor]
         program = Program(step, inputs, torch.ones_like(ledger.G[0]))
     except UntraceableError:
@@ -252,23 +223,22 @@ def trace(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, TracedSte
     return ledger, TracedStep(
         program,
         constant_of(request.scale),
-        tuple((r.node, r.attribute, v.shape, v.stride(), v.dtype) for r, v in tensors.items()),
+        tuple((node, "_saved_" + name, look_of(v)) for (node, name), v in tensors.items()),
         # all that a node saves is hooked, or nothing
-        tuple({read.node: read.raw for read in tensors}.items()),
-        tuple((r.node, r.attribute, v) for r, v in found.items() if r not in tensors),
+        tuple({node: "_raw_saved_" + name for node, name in tensors}.items()),
+        tuple(
+            (n, "_saved_" + name, v) for (n, name), v in found.items() if (n, name) not in tensors
+        ),
         plan.outputs,
-        looks,
+        tuple(None if D is None else look_of(D) for D in arriving),
         tuple(reached),
     )
-
-
-def _holds_tensor(values: Iterable[Any]) -> bool:
-    return any(isinstance(value, Tensor) for value in values)
 
 
 def _interpret(
     graph: Graph,
     plan: Plan,
+    request: Request,
     scale: float | Tensor,
     reads: _Reads,
     cotangents: dict[int, Cotangents],
@@ -276,8 +246,7 @@ def _interpret(
     node: _Hidden | None = None,
 ) -> None:
     """Fill a ledger, in the order in which the rules were met before, so that sums round alike."""
-    interpreter = Interpreter(graph, plan, len(ledger.G), ledger.G.dtype, scale)
-    interpreter.read, interpreter.node = reads, node
+    interpreter = Interpreter(graph, plan, request, scale=scale, read=reads, node=node)
     assembly = Assembly(plan, ledger)
     before = [k for k in plan.node_order if k in cotangents]
     ordered = {k: cotangents[k] for k in dict.fromkeys([*before, *cotangents])}
