@@ -270,7 +270,7 @@ def work(rank: int, folder: Path, theme: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Gradients must be linear:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:The Gramian must agree:RuntimeWarning")
 @pytest.mark.parametrize("theme", sorted({name.split(",")[0] for name in runs()}))
 def test_two_processes_equal_one(theme: str, tmp_path: Path) -> None:
     assert_halves_equal_the_whole(partial(work, theme=theme), of(theme), tmp_path)

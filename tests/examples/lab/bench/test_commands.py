@@ -132,7 +132,7 @@ WEIGHTS = {"sizes": [2, 4], "families": ["gaussian"], "m1024": False}
         (weights, WEIGHTS, "method", {"upgrad", "dualproj"}),
         pytest.param(ddp, {}, "work", {"instances", "tasks"}, marks=pytest.mark.slow),
         pytest.param(
-            *(engines, {"memory": True, "growth": True}, "mark", {"yes", "missed"}),
+            *(engines, {"memory": True, "growth": True, "busy": True}, "mark", {"yes", "missed"}),
             marks=pytest.mark.slow,
         ),
         (gallery, {}, "mark", {"yes", "missed", "fails"}),
@@ -154,6 +154,7 @@ def test_a_command_writes_its_table(
         assert all(row["computed_mb"] == row["measured_mb"] > 0 for row in report.rows)
     if bench is engines:
         assert len(json.loads((tmp_path / "engines_growth.json").read_text())["rows"]) == 4
+        assert {"busy_plain_ms", "busy_ours", "busy_loop"} <= set(report.rows[0])
     if bench is weights:
         assert all(row.get("residual_0", 0.0) <= 1e-10 for row in report.rows)
     if bench is gallery:

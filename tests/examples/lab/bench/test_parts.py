@@ -38,9 +38,6 @@ def test_every_engine_computes_the_same_update(name: str, aggregator: str) -> No
         torch.manual_seed(0)
         work = WORK[name]()
         step = make_step(engine, work, aggregator)
-        if engine == "loop" and not work.has_tasks:
-            assert step is None
-            continue
         step()
         shared = work.model.trunk if work.has_tasks else work.model
         updates[engine] = torch.cat([p.grad.flatten() for p in shared.parameters()])

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from examples.lab.report import Report
 from examples.lab.studies import _workers
@@ -17,7 +18,7 @@ from examples.lab.studies import momentum as momentum_module
 from examples.lab.studies import regularisation as regularisation_module
 from examples.lab.studies import speed as speed_module
 from examples.lab.studies import trajectories as trajectories_module
-from examples.lab.studies._imbalance import TRACE, stored
+from examples.lab.studies._imbalance import GUESS, TRACE, stored
 from examples.lab.studies._momentum import MomentumOutcome, MomentumRun
 from examples.lab.studies.flipped import SCORES, flipped
 from examples.lab.studies.imbalance import imbalance
@@ -26,9 +27,12 @@ from examples.lab.studies.momentum import momentum
 from examples.lab.studies.regularisation import regularisation
 from examples.lab.studies.speed import speed
 from examples.lab.studies.trajectories import trajectories
+from examples.lab.work.pairs import mnist_pairs
 from lightning_jd.errors import ArgumentError, UnknownNameError
 
 DOCS = Path(__file__).parents[4] / "docs"
+RUNS = stored(DOCS / "imbalance" / "runs.jsonl")
+PUBLISHED = dict.fromkeys(run.data for run, _ in RUNS.items())
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,13 @@ STUDIES = {
     ),
     "imbalance": Study(
         imbalance,
-        {"methods": ["sum", TRACE], "factors": [1.0, 100.0], "rates": [1e-3], "size": 128}
+        {
+            "data": "digits",
+            "methods": ["sum", TRACE],
+            "factors": [1.0, 100.0],
+            "rates": [1e-3],
+            "size": 128,
+        }
         | {"epochs": 1, "workers": 1},
         *("method", {"Sum", "UPGrad, trace"}, None),
         also={"page": True},  # which trains nothing
@@ -182,11 +192,33 @@ def test_arguments_that_cannot_be(tmp_path: Path) -> None:
         flipped(datasets="letters", output=str(tmp_path))
 
 
-def test_the_page_of_imbalance_shows_the_table_of_the_stored_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", PUBLISHED)
+def test_the_page_of_imbalance_shows_the_table_of_the_stored_runs(
+    data: str, tmp_path: Path
+) -> None:
     shutil.copy(DOCS / "imbalance" / "runs.jsonl", tmp_path / "runs.jsonl")
-    runs = [run for run, _ in stored(tmp_path / "runs.jsonl").items()]
-    names = list(dict.fromkeys(run.method for run in runs if not run.task))
-    imbalance(names, page=True, workers=1, output=str(tmp_path))
+    runs = [run for run, _ in RUNS.items() if run.data == data]
+    names = list(dict.fromkeys(run.method for run in runs if not run.task and run.method != GUESS))
+    imbalance(names, data=data, page=True, workers=1, output=str(tmp_path))
     lines = (tmp_path / "imbalance.md").read_text().split("## Environment")[0].splitlines()
     table = "\n".join(line for line in lines if line.startswith("|"))
     assert table in (DOCS / "imbalance.md").read_text()
+
+
+def test_multimnist_is_read_from_the_official_files(digits: Path, tmp_path: Path) -> None:
+    small = {**STUDIES["imbalance"].settings, "data": "multimnist", "size": 32, "seeds": 1}
+    imbalance(**small, folder=str(digits), output=str(tmp_path))
+    assert "32 pairs of digits (multimnist)" in (tmp_path / "imbalance.md").read_text()
+    assert {run.data for run, _ in stored(tmp_path / "runs.jsonl").items()} == {"multimnist"}
+    train, validation, test = mnist_pairs(32, digits)
+    assert [len(part.left) for part in (train, validation, test)] == [32, 10, 16]
+    assert torch.equal(train.sum, train.left + train.right)
+    with pytest.raises(UnknownNameError, match="`data` must be"):
+        imbalance(data="svhn", output=str(tmp_path))
+
+
+def test_the_guide_shows_the_published_areas() -> None:
+    page = (DOCS / "guides" / "per_example.md").read_text(encoding="utf-8")
+    for row in Report.read(DOCS / "benchmarks" / "flipped.json").rows:
+        cells = " | ".join(str(row[key]) for key in ("epoch 1", "epoch 5", "epoch 20", "so far"))
+        assert row["method"] == "upgrad" or f" | {cells} |" in page

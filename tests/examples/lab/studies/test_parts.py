@@ -10,7 +10,7 @@ import torch
 from examples.lab.data import load, paper_subset
 from examples.lab.studies._comparison import compared
 from examples.lab.studies._curves import curves_of
-from examples.lab.studies._imbalance import Scale
+from examples.lab.studies._imbalance import Scale, guess
 from examples.lab.studies._momentum import MomentumRun, small_cnn
 from examples.lab.studies._momentum import train as train_with_momentum
 from examples.lab.studies._run import Outcome, Run
@@ -127,7 +127,7 @@ def test_rows_and_curves_are_means_over_seeds() -> None:
 
 def test_scores_are_zero_for_a_guess_and_100_for_a_network_of_its_own() -> None:
     part = digit_pairs(100, slice(0, 50), seed=0)
-    scale = Scale.of({"left": 90.0, "right": 80.0, "sum": 1.0}, part)
+    scale = Scale({"left": 90.0, "right": 80.0, "sum": 1.0}, guess(part))
     assert scale.scores(scale.single) == pytest.approx(dict.fromkeys(scale.single, 100.0))
     assert scale.scores(scale.guess) == pytest.approx(dict.fromkeys(scale.guess, 0.0))
     assert scale.worst({"left": 50.0, "right": 80.0, "sum": 1.0}) == pytest.approx(50.0)
