@@ -83,7 +83,7 @@ def _keys(is_point: bool, cosines: Tensor, late: bool) -> list[Any]:
     keys.append(Line2D([], [], color="black", label="Pareto set (above), front (below)", **optimal))
     for shade, label, occurs in (
         (0.0, "gradients opposed", cosines.min() < -0.1),
-        (0.5, "at a right angle", cosines.abs().min() < 0.1),
+        (0.5, "at a right angle", cosines.abs().min() < 0.1 < cosines.abs().max()),
         (1.0, "gradients aligned", cosines.max() > 0.1),
     ):
         if occurs:
