@@ -63,7 +63,7 @@ def balancers_table() -> str:
 
     Example:
         >>> print(balancers_table().splitlines()[2])
-        | `"dwa"` | no | by task |
+        | `"cosmos"` | no | - |
     """
     lines = [["Balancer", "Keeps small tasks", "Keeps"], ["---", ":-:", "---"]]
     found = _of_the_package(available("balancers"))

@@ -53,8 +53,8 @@ def test_the_readme_counts_the_methods() -> None:
         sum(cls.__name__ in aggregators.__all__ for cls in methods.values())
         for methods in (aggregators.available("aggregators"), aggregators.available("balancers"))
     ]
-    assert (int(counted[1]), counted[2]) == (every[0], "nine")
-    assert every[1] == 9
+    assert (int(counted[1]), counted[2]) == (every[0], "fourteen")
+    assert every[1] == 14
 
 
 def test_the_readme_lists_the_methods_with_their_years() -> None:

@@ -282,6 +282,6 @@ def work(rank: int, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Gradients must be linear:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:The Gramian must agree:RuntimeWarning")
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert_halves_equal_the_whole(work, runs(), tmp_path)
