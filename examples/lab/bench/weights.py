@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from examples.lab.console import progress_bar
 from examples.lab.device import here, measured_on
 from examples.lab.folders import writable_folder
 from examples.lab.report import Report, Value
+from examples.lab.threads import busy_cores, one_thread
 from lightning_jd.aggregators import GramianAggregator, resolve
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.linalg import RelativeTo, dual_cone_residuals, dual_cone_weights
@@ -30,6 +32,7 @@ _CERTIFIED = ("upgrad", "dualproj")  # the methods that have a regularisation an
 _HUGE = 1024
 _SECONDS = {128: 0.005, 256: 0.025, _HUGE: 1.5}  # for UPGrad along a run of training
 _SECONDS_FOR_HUGE = 10.0
+_OF_ONE_THREAD = 1.5  # what the default threads may take
 _COLUMNS = {
     "method": "method",
     "family": "Gramian",
@@ -39,6 +42,10 @@ _COLUMNS = {
     "ratio": "times faster",
     "target": "target",
     "mark": "reached",
+    "one_idle_ms": "one thread, ms",
+    "idle": "default threads, in these",
+    "one_loaded_ms": "one thread, busy cores, ms",
+    "loaded": "default threads, in these",
     "violation_0": "violation, reg 0",
     "slackness_0": "slackness, reg 0",
     "violation_reg": "violation, reg 1e-4",
@@ -49,6 +56,8 @@ _COLUMNS = {
 # A terminal has room for the worse of the two residuals only.
 _ON_TERMINAL = {key: _COLUMNS[key] for key in list(_COLUMNS)[:6]} | {
     "mark": "target",
+    "idle": "of one thread",
+    "loaded": "the same, busy cores",
     "residual_0": "residual, reg 0",
     "residual_reg": "residual, reg 1e-4",
     "residual_row": "residual, of the row",
@@ -96,6 +105,8 @@ def weights(
     (0 is exact) on the scale where every row has norm 1: without regularisation, with one relative
     to the trace, and with one relative to each row. Without torchjd installed its columns
     stay empty.
+    For UPGrad, the default threads are compared with one thread by the wall clock, as the machine
+    is and beside a busy process for each core.
 
     Args:
         sizes: Numbers of objectives m, e.g. --sizes '[8, 32]'.
@@ -122,10 +133,17 @@ def weights(
 
 def _report(rows: Sequence[dict[str, Value]], clock: Clock) -> Report:
     missed = [f"{r['method']} {r['family']} m={r['m']}" for r in rows if r["mark"] == "missed"]
+    slow = [
+        f"{r['family']} m={r['m']}"
+        for r in rows
+        if max(float(str(r.get(key) or 0)) for key in ("idle", "loaded")) > _OF_ONE_THREAD
+    ]
     notes = (
         f"Milliseconds are medians of the {clock} clock; times faster is the median of the ratios "
         "of each round; residuals are relative to the largest weight.",
         f"Targets missed: {', '.join(missed) or 'none'}.",
+        f"UPGrad by default threads takes more than {_OF_ONE_THREAD:g} times as long as by one: "
+        f"{', '.join(slow) or 'never'}.",
     )
     title = "Weights from a Gramian, against TorchJD"
     return Report("weights", title, _COLUMNS, rows, notes, brief=_ON_TERMINAL)
@@ -169,6 +187,8 @@ def _measured(case: _Case, repeats: int, clock: Clock) -> dict[str, Value]:
     )
     row: dict[str, Value] = {"method": case.method, "family": case.family, "m": case.m}
     row |= _comparison(case, timings)
+    if case.method == "upgrad":
+        row |= _threads(candidates["ours"], repeats)
     if case.method in _CERTIFIED:
         row |= _certificates(case, G)
     return row
@@ -212,6 +232,23 @@ def _comparison(case: _Case, timings: dict[str, Timing]) -> dict[str, Value]:
         target, met = f">= {case.target:g}x", ratio(theirs, ours) >= case.target
     mark = {None: "", True: "met", False: "missed"}[met]
     return row | {"target": target, "mark": mark}
+
+
+def _threads(solve: Callable[[], object], repeats: int) -> dict[str, Value]:
+    """Default threads in units of one thread, by the wall clock."""
+
+    def alone() -> None:
+        with one_thread():
+            solve()
+
+    row: dict[str, Value] = {}
+    for name, others in (("idle", nullcontext()), ("loaded", busy_cores())):
+        with others:
+            both = {"default": solve, "one": alone}
+            timings = interleaved(both, repeats=repeats, warmup=1, budget=1.0)
+        row[f"one_{name}_ms"] = 1e3 * timings["one"].median
+        row[name] = ratio(timings["default"], timings["one"])
+    return row
 
 
 def _certificates(case: _Case, G: Tensor) -> dict[str, Value]:

@@ -97,6 +97,8 @@ def test_the_command_prints_a_table_and_writes_it(
     assert first["torchjd_ms"] > 0
     assert {row["method"] for row in content["rows"]} == set(module._OPPONENTS)
     for row in content["rows"]:
+        compared = {"idle", "one_idle_ms", "loaded", "one_loaded_ms"} <= row.keys()
+        assert compared == (row["method"] == "upgrad")
         if row["method"] in ("upgrad", "dualproj"):
             assert max(row["residual_0"], row["residual_reg"]) <= 1e-10
 
