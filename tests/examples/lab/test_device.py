@@ -18,7 +18,7 @@ from lightning_jd.errors import ArgumentError
 ABSENT = "cuda" if not torch.cuda.is_available() else "xpu"
 
 #: Their networks are so small that they run on the CPU only.
-WITHOUT = {"exactness", "flipped", "imbalance"}
+WITHOUT = {"exactness", "flipped", "imbalance", "large_batches"}
 
 
 def measurements(commands: Commands) -> Iterator[tuple[str, Callable[..., None]]]:
