@@ -1,4 +1,4 @@
-"""The number of threads, and how busy the machine is, for the time of a measurement."""
+"""The number of threads of torch, and processes that compete for the cores, while one measures."""
 
 import os
 import subprocess
@@ -11,18 +11,24 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from lightning_jd.errors import ArgumentError
 
+# Ends with the process that has started it, however that ends.
+_SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
+
 
 @contextmanager
-def threads_of_torch(threads: int) -> Iterator[None]:
+def threads_of_torch(threads: int | None) -> Iterator[None]:
     """Compute with this many threads inside of the block, and with as many as before after it.
+
+    Args:
+        threads: How many; ``None`` keeps torch's own number.
 
     Raises:
         ArgumentError: If there is not at least one.
     """
-    if threads < 1:
+    if threads is not None and threads < 1:
         raise ArgumentError(f"`threads` must be at least 1, got {threads}.")
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(threads or before)
     try:
         yield
     finally:
@@ -38,9 +44,9 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def busy_cores() -> Iterator[None]:
-    """A process that never rests for each core, inside of the block."""
-    work = [sys.executable, "-c", "while True: pass"]
-    others = [subprocess.Popen(work) for _ in range(os.cpu_count() or 1)]
+    """Inside of the block, one other process per core computes all the time."""
+    command = [sys.executable, "-S", "-c", _SPIN]
+    others = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
     try:
         yield
     finally:

@@ -2,7 +2,6 @@
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -38,14 +37,13 @@ _COLUMNS = {
     "family": "Gramian",
     "m": "m",
     "ours_ms": "ours ms",
+    "threads": "in times of one thread",
+    "busy_ms": "busy: ours ms",
+    "busy_threads": "busy: in times of one thread",
     "torchjd_ms": "TorchJD ms",
     "ratio": "times faster",
     "target": "target",
     "mark": "reached",
-    "one_idle_ms": "one thread, ms",
-    "idle": "default threads, in these",
-    "one_loaded_ms": "one thread, busy cores, ms",
-    "loaded": "default threads, in these",
     "violation_0": "violation, reg 0",
     "slackness_0": "slackness, reg 0",
     "violation_reg": "violation, reg 1e-4",
@@ -54,10 +52,8 @@ _COLUMNS = {
     "slackness_row": "slackness, reg 1e-4 of the row",
 }
 # A terminal has room for the worse of the two residuals only.
-_ON_TERMINAL = {key: _COLUMNS[key] for key in list(_COLUMNS)[:6]} | {
+_ON_TERMINAL = {key: _COLUMNS[key] for key in list(_COLUMNS)[:9]} | {
     "mark": "target",
-    "idle": "of one thread",
-    "loaded": "the same, busy cores",
     "residual_0": "residual, reg 0",
     "residual_reg": "residual, reg 1e-4",
     "residual_row": "residual, of the row",
@@ -92,6 +88,7 @@ def weights(
     methods: Sequence[str] = tuple(_OPPONENTS),
     repeats: int = 20,
     m1024: bool = True,
+    busy: bool = False,
     clock: Clock = "wall",
     device: str = "cpu",
     output: str = "results",
@@ -105,8 +102,6 @@ def weights(
     (0 is exact) on the scale where every row has norm 1: without regularisation, with one relative
     to the trace, and with one relative to each row. Without torchjd installed its columns
     stay empty.
-    For UPGrad, the default threads are compared with one thread by the wall clock, as the machine
-    is and beside a busy process for each core.
 
     Args:
         sizes: Numbers of objectives m, e.g. --sizes '[8, 32]'.
@@ -115,6 +110,7 @@ def weights(
         methods: Aggregators by name; those beyond upgrad and dualproj run on two families only.
         repeats: Rounds for each case; cases that take long get fewer.
         m1024: Also time UPGrad and DualProj with 1024 objectives (without TorchJD: minutes).
+        busy: Also time ours of UPGrad and DualProj beside one busy process per core.
         clock: "wall", or "cpu" for processor time, which other programs disturb less.
         device: Where the Gramians are: "cpu", "cuda", ...
         output: The folder for weights.json and weights.md.
@@ -127,6 +123,10 @@ def weights(
             for case in cases:
                 start(f"{case.method} {case.family} m={case.m}")
                 rows.append(_measured(case, repeats, clock))
+        if busy:
+            with busy_cores():
+                for row in rows:
+                    row |= _busy(_Case(str(row["method"]), str(row["family"]), row["m"]), repeats)
         report = _report(rows, clock)
     report.publish(output)
 
@@ -136,7 +136,7 @@ def _report(rows: Sequence[dict[str, Value]], clock: Clock) -> Report:
     slow = [
         f"{r['family']} m={r['m']}"
         for r in rows
-        if max(float(str(r.get(key) or 0)) for key in ("idle", "loaded")) > _OF_ONE_THREAD
+        if max(float(str(r.get(key) or 0)) for key in ("threads", "busy_threads")) > _OF_ONE_THREAD
     ]
     notes = (
         f"Milliseconds are medians of the {clock} clock; times faster is the median of the ratios "
@@ -188,10 +188,31 @@ def _measured(case: _Case, repeats: int, clock: Clock) -> dict[str, Value]:
     row: dict[str, Value] = {"method": case.method, "family": case.family, "m": case.m}
     row |= _comparison(case, timings)
     if case.method == "upgrad":
-        row |= _threads(candidates["ours"], repeats)
+        _, row["threads"] = _in_times_of_one_thread(candidates["ours"], repeats)
     if case.method in _CERTIFIED:
         row |= _certificates(case, G)
     return row
+
+
+def _busy(case: _Case, repeats: int) -> dict[str, Value]:
+    if case.method not in _CERTIFIED:
+        return {}
+    G, aggregator = _gramian(case), resolve(case.method)
+    assert isinstance(aggregator, GramianAggregator)
+    found, threads = _in_times_of_one_thread(lambda: aggregator.weights(G), repeats)
+    return {"busy_ms": 1e3 * found, "busy_threads": threads}
+
+
+def _in_times_of_one_thread(solve: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """Seconds by the wall clock with default threads, and relative to one thread."""
+
+    def alone() -> None:
+        with one_thread():
+            solve()
+
+    both = {"default": solve, "one": alone}
+    timings = interleaved(both, repeats=repeats, warmup=1, clock="wall", budget=1.0)
+    return timings["default"].median, ratio(timings["default"], timings["one"])
 
 
 def _gramian(case: _Case) -> Tensor:
@@ -232,23 +253,6 @@ def _comparison(case: _Case, timings: dict[str, Timing]) -> dict[str, Value]:
         target, met = f">= {case.target:g}x", ratio(theirs, ours) >= case.target
     mark = {None: "", True: "met", False: "missed"}[met]
     return row | {"target": target, "mark": mark}
-
-
-def _threads(solve: Callable[[], object], repeats: int) -> dict[str, Value]:
-    """Default threads in units of one thread, by the wall clock."""
-
-    def alone() -> None:
-        with one_thread():
-            solve()
-
-    row: dict[str, Value] = {}
-    for name, others in (("idle", nullcontext()), ("loaded", busy_cores())):
-        with others:
-            both = {"default": solve, "one": alone}
-            timings = interleaved(both, repeats=repeats, warmup=1, budget=1.0)
-        row[f"one_{name}_ms"] = 1e3 * timings["one"].median
-        row[name] = ratio(timings["default"], timings["one"])
-    return row
 
 
 def _certificates(case: _Case, G: Tensor) -> dict[str, Value]:

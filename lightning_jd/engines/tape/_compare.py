@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_jd.engines._columns import to_columns
+from lightning_jd.engines._parameters import to_columns
 from lightning_jd.engines.tape.run import Ledger, Replay
 from lightning_jd.errors import GraphError
 from lightning_jd.linalg import has_float64, in_float64
@@ -47,6 +47,9 @@ _VANISHED = 16.0
 _SCALES, _FEW = (1.0, 0.75, 0.625, 0.875, 1.25), 6.0
 #: Rounding errors that hide other errors, in units of the tolerance.
 _LOUD = 2.0
+#: How small weights are that show what clips gradients, or adds to them: rules see losses that
+#: weigh 1. Powers of two, since these are exact; float16 has no room for small ones.
+_SMALL = {torch.float64: 1 / 64, torch.float32: 1 / 64, torch.bfloat16: 1 / 64, torch.float16: 0.5}
 #: Deviations from linearity that are rounding, in units of the machine precision.
 _LINEAR = 8.0
 #: Numbers whose length a CPU measures at a time.
@@ -62,9 +65,8 @@ class Mismatch:
 
     Attributes:
         parameters: Their positions; several if they are only known together.
-        what: ``"Gramian"`` or ``"gradient"``; ``"linearity"`` if the ordinary gradient itself is
-            not linear in the losses; ``"program"`` if a program is wrong, and not the rules;
-            ``"hook"`` if a hook showed in other parameters.
+        what: ``"Gramian"`` or ``"gradient"``; ``"program"`` if a program is wrong, and not the
+            rules.
         error: The error relative to the ordinary gradient.
     """
 
@@ -87,9 +89,8 @@ class ProgramResult(NamedTuple):
     gradients: dict[int, Tensor]
 
     @classmethod
-    def of(cls, replay: Replay, spread: float) -> ProgramResult:
-        """Ask a program for a gradient with a random vector."""
-        v = random_vector(replay.G, spread)
+    def of(cls, replay: Replay, v: Tensor) -> ProgramResult:
+        """Ask a program for a gradient."""
         found = {p: to_columns(gradient) for p, gradient in replay.gradients(v).items()}
         return cls(replay.G, v, found)
 
@@ -154,8 +155,23 @@ def length_of(gramian: Tensor, v: Tensor) -> float:
     return float(lengths.norm())
 
 
+def certificate_vector(G: Tensor, dtype: torch.dtype, *, is_linear: bool) -> Tensor:
+    """The vector v of a certificate.
+
+    Args:
+        G: The Gramian, shape (m, m).
+        dtype: The least precise type that takes part.
+        is_linear: Whether gradients are known to be linear in the losses: there is no hook, and no
+            function of the user, on the way. If not, weights are small.
+    """
+    v = random_vector(G, 1e6 if torch.finfo(dtype).bits > 16 else 1e3)
+    return v if is_linear else v * _SMALL[dtype]
+
+
 def random_vector(G: Tensor, spread: float, generator: torch.Generator | None = None) -> Tensor:
     """Random signs, and powers of two that let every objective weigh about the same.
+
+    Neighbours have opposite signs, two by two: equal weights hide what mixes rows.
 
     Args:
         G: The Gramian, shape (m, m).
@@ -166,6 +182,7 @@ def random_vector(G: Tensor, spread: float, generator: torch.Generator | None = 
     floor = norms.max().clamp(min=torch.finfo(G.dtype).tiny) / spread
     random = torch.rand(2, len(G), generator=generator or _RANDOM).to(G)
     signs = torch.where(random[1] < 0.5, -1.0, 1.0)
+    signs[1::2] = -signs[:-1:2]
     balance = torch.log2(norms.max() / torch.maximum(norms, floor)).nan_to_num(0.0)
     return signs * torch.exp2((balance + random[0]).round())
 
@@ -177,7 +194,6 @@ def mismatches(
     dtype: torch.dtype,
     plain: Collection[int] = (),
     *,
-    is_linear: bool = True,
     is_retry: bool = False,
     program: ProgramResult | None = None,
 ) -> list[Mismatch] | None:
@@ -189,8 +205,6 @@ def mismatches(
         ordinary: Ordinary backward passes.
         dtype: The least precise type that takes part.
         plain: Parameters whose rows come from autograd itself, so that there is nothing to compare.
-        is_linear: Whether gradients are known to be linear in the losses: there is no hook, and no
-            function of the user, on the way.
         is_retry: Whether another vector has shown more noise than an error is allowed to be.
         program: The result of the program for the same vector, if there is one.
 
@@ -205,8 +219,6 @@ def mismatches(
     lengths = {p: norm_of(found, [p]) for p in found}
     if not all(map(isfinite, lengths.values())):
         return None
-    if not is_linear and (wrong := _not_linear(found, lengths, v, ordinary, rounding)):
-        return wrong
     distance = 0.0 if program is None else program.off(found)
     off = _off({p: found[p] for p in found.keys() - ledger.unkept}, ledger, v)
     compared = [("", *component, norm_of(off, component[0])) for component in components]
@@ -220,7 +232,7 @@ def mismatches(
         known = length_of(share, v), length, distance, squared
         if rounding.fault(*known) is None:
             continue
-        noise = _noise(parameters, v, ordinary) if isfinite(distance) else 0.0
+        noise = _noise(parameters, v, ordinary, rounding) if isfinite(distance) else 0.0
         is_loud = noise > _LOUD * _TOLERANCE[dtype] * length
         if is_retry and is_loud:
             continue  # the gradient is zero in theory
@@ -232,43 +244,30 @@ def mismatches(
     if drowned and not is_retry:
         # Rows that are mostly rounding count as much as the others in v, and hide them.
         others = set(chosen) - drowned | set(plain)
-        wrong += mismatches(ledger, v.sign(), ordinary, dtype, others, is_retry=True) or ()
+        equal = v.sign() * v.abs().min()
+        wrong += mismatches(ledger, equal, ordinary, dtype, others, is_retry=True) or ()
     return wrong
 
 
-def _noise(parameters: Sequence[int], v: Tensor, ordinary: Ordinary) -> float:
-    """The rounding errors of an ordinary pass, from passes that round in other ways."""
-    passes = [ordinary(v * factor, parameters) for factor in _SCALES]
-    means = {p: sum(g[p] / f for g, f in zip(passes, _SCALES, strict=True)) for p in passes[0]}
-    apart = [
-        {p: g[p] / f - means[p] / len(_SCALES) for p in g}
-        for g, f in zip(passes, _SCALES, strict=True)
-    ]
+def _noise(parameters: Sequence[int], v: Tensor, ordinary: Ordinary, rounding: Rounding) -> float:
+    """The rounding errors of an ordinary pass, from passes that round in other ways.
+
+    Zero if the pass is not linear in v, for then other factors show no rounding. A power of two
+    tells: it is exact.
+    """
+    small, scales = _SMALL[rounding.dtype], _SCALES
+    less, once, *more = [_divided(ordinary(v * f, parameters), f) for f in (small, *scales)]
+    for p, gradient in once.items():
+        slack = _LINEAR * rounding.eps * _length(gradient) + rounding.vanished
+        if not _length(less[p] - gradient) <= slack:
+            return 0.0
+    mean = {p: sum([each[p] for each in more], once[p]) / len(scales) for p in once}
+    apart = [{p: each[p] - mean[p] for p in mean} for each in (once, *more)]
     return _FEW * max(norm_of(each, parameters) for each in apart)
 
 
-def _not_linear(
-    once: Mapping[int, Tensor],
-    lengths: Mapping[int, float],
-    v: Tensor,
-    ordinary: Ordinary,
-    rounding: Rounding,
-) -> list[Mismatch]:
-    """Parameters whose gradient is not scaled with the losses, as where something clips it.
-
-    To multiply by a power of two is exact in every type, so that there is next to no rounding.
-    Small weights show what is added to gradients; float16 has no room for them.
-    """
-    factor = 2.0 if rounding.dtype == torch.float16 else 1 / 64
-    scaled = ordinary(v * factor, list(once))
-    found = []
-    for p, length in lengths.items():
-        off = _length(scaled[p] / factor - once[p])
-        if not isfinite(off):  # beyond the largest number of half precision
-            return []
-        if off > _LINEAR * rounding.eps * length + rounding.vanished:
-            found.append(Mismatch((p,), "linearity", off / length if length else inf))
-    return found
+def _divided(gradients: Mapping[int, Tensor], factor: float) -> dict[int, Tensor]:
+    return {p: gradient / factor for p, gradient in gradients.items()}
 
 
 def _off(ordinary: dict[int, Tensor], ledger: Ledger, v: Tensor) -> dict[int, Tensor]:
@@ -324,44 +323,44 @@ def _by_component(
     return [(tuple(sorted(parameters)), share) for parameters, share in components]
 
 
-def report(wrong: Sequence[Mismatch], names: Sequence[str], *, raises: bool) -> None:
+def report(
+    wrong: Sequence[Mismatch], names: Sequence[str], *, is_linear: bool, raises: bool
+) -> None:
     """Name the parameters that are wrong, in warnings or an error.
 
     Raises:
         GraphError: If it is.
     """
-    others = [found for found in wrong if found.what in ("linearity", "program")]
-    by_rules = [found for found in wrong if found.what not in ("hook", "linearity", "program")]
+    by_rules = [found for found in wrong if found.what != "program"]
+    if not by_rules:
+        if wrong:
+            _warn(
+                "A traced step must do what the rules do, got another result, so every step runs "
+                "the rules from now on, which is exact but slower. A rule must decide by shapes "
+                "and by what it reads with `site.saved`, not by anything else that changes from "
+                "step to step."
+            )
+        return
+    listed = ", ".join(
+        f"{' and '.join(repr(names[p]) for p in found.parameters)} "
+        f"({found.what}, relative error {found.error:.1e})"
+        for found in by_rules
+    )
+    must = f"The Gramian must agree with an ordinary backward pass, got a mismatch for {listed}. "
     if raises:
-        by_rules += [found for found in others if found.what == "linearity"]
-    elif clipped := [names[p] for f in others if f.what == "linearity" for p in f.parameters]:
-        _warn(
-            "Gradients must be linear in the losses to be computed in one pass, but a hook or a "
-            f"Function on the way to {', '.join(map(repr, clipped))} clips or normalises them. The "
-            "rows of these parameters are computed one by one from now on, each as autograd gives "
-            "it for its objective alone, which is slower. Clip the final gradients instead, as "
-            "`Trainer(gradient_clip_val=...)` does."
+        raise GraphError(f"{must}Pass `check='auto'` to compute them row by row.")
+    remedy = "Please report the model."
+    if not is_linear:
+        remedy = (
+            "A hook, or a Function of yours, clips or normalises gradients on the way to them, or "
+            "mixes instances. Clip the final gradients instead, as "
+            "`Trainer(gradient_clip_val=...)` does. If there is none, please report the model."
         )
-    if by_rules:
-        listed = ", ".join(
-            f"{' and '.join(repr(names[p]) for p in found.parameters)} "
-            f"({found.what}, relative error {found.error:.1e})"
-            for found in by_rules
-        )
-        must = "The Gramian must agree with an ordinary backward pass, got a mismatch for "
-        if raises:
-            raise GraphError(f"{must}{listed}. Pass `check='auto'` to compute them row by row.")
-        _warn(
-            f"{must}{listed}. These parameters are computed row by row from now on, which is "
-            "exact but slower. Please report the model."
-        )
-    if not by_rules and any(found.what == "program" for found in others):
-        _warn(
-            "A traced step must do what the rules do, got another result, so every step runs the "
-            "rules from now on, which is exact but slower. A rule must decide by shapes and by "
-            "what it reads with `site.saved`, not by anything else that changes from step to step."
-        )
+    _warn(
+        f"{must}The rows of these parameters are computed one by one from now on, each as autograd "
+        f"gives it for its objective alone, which is exact but slower. {remedy}"
+    )
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=6)
+    warnings.warn(message, RuntimeWarning, stacklevel=7)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from math import inf, prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ from lightning_jd.engines._hooks import hook_history
 from lightning_jd.engines.tape._compare import (
     Mismatch,
     ProgramResult,
+    certificate_vector,
     mismatches,
-    random_vector,
     report,
 )
 from lightning_jd.engines.tape._extracts import Extract
@@ -196,11 +196,10 @@ class Step:
         assert isinstance(outcome.ledger, Ledger)
         wrong = self._mismatches(outcome.ledger, result)
         if wrong:
-            names = [name for name, _ in request.named]
-            report(wrong, names, raises=request.options.check == "raise")
+            self._report(wrong)
             failed = {p for found in wrong if found.what != "program" for p in found.parameters}
-            if failed:
-                self.certificates.row_by_row |= failed
+            if failed:  # a hook on an activation changes all that is below it
+                self.certificates.row_by_row |= plan.reached if self.is_hooked else failed
                 return None
             plan.program, plan.is_traceable = None, False
         G = None if wrong is None else outcome.ledger.G
@@ -209,14 +208,16 @@ class Step:
             outcome = self._by_rules(self._collector(G))
         if self.extract is not None and self.extract.wrong:
             failed = set(self.extract.wrong)
-            found = [Mismatch((p,), self.extract.name, inf) for p in sorted(failed)]
-            names = [name for name, _ in request.named]
-            report(found, names, raises=request.options.check == "raise")
+            self._report([Mismatch((p,), self.extract.name, inf) for p in sorted(failed)])
             self.certificates.row_by_row |= failed
             return None
         if wrong is not None:
             self.certificates.steps[self._delivery] += 1
         return outcome
+
+    def _report(self, wrong: Sequence[Mismatch]) -> None:
+        names, raises = [n for n, _ in self.request.named], self.request.options.check == "raise"
+        report(wrong, names, is_linear=self.is_linear, raises=raises)
 
     def _collector(self, certified: Tensor | None = None) -> Ledger:
         """The ledger that takes the contributions, which are compared if G is certified."""
@@ -246,7 +247,10 @@ class Step:
 
     def _program_result(self) -> ProgramResult | None:
         replay = self._replay(retain_graph=True)
-        return None if replay is None else ProgramResult.of(replay, self._spread)
+        return None if replay is None else ProgramResult.of(replay, self._vector(replay.G))
+
+    def _vector(self, G: Tensor) -> Tensor:
+        return certificate_vector(G, self._dtype, is_linear=self.is_linear)
 
     def _mismatches(self, ledger: Ledger, program: ProgramResult | None) -> list[Mismatch] | None:
         """The result of a certificate.
@@ -257,29 +261,20 @@ class Step:
         """
         if not bool(torch.isfinite(ledger.G).all()):
             return None
+        if self.is_hooked:
+            request = self.request
+            found = altered_placements(
+                *(self.graph, self.plan, request.tensors),
+                *(ledger.shares, request.scale, self._plain),
+            )
+            if found:
+                return found
         if program is None or not bool(torch.isfinite(program.v).all()):
-            v = random_vector(ledger.G, self._spread)
+            v = self._vector(ledger.G)
         else:
             v = program.v
-        known = self.request.ordinary_gradients, self._dtype, self._plain
-        if self.is_hooked:
-            return self._mismatches_of_hooks(ledger, v, *known)
-        return mismatches(ledger, v, *known, is_linear=self.is_linear, program=program)
-
-    def _mismatches_of_hooks(self, ledger: Ledger, v: Tensor, *known: Any) -> list[Mismatch] | None:
-        """The same for a graph with hooks, which may clip gradients, or mix instances."""
-        request, plan, plain = self.request, self.plan, self._plain
-        wrong: list[Mismatch] | None = altered_placements(
-            *(self.graph, plan, request.tensors, ledger.shares, request.scale, plain)
-        )
-        wrong = wrong or mismatches(ledger, v, *known, is_linear=False)
-        if wrong == []:  # equal signs hide what mixes instances
-            signs = 1 - 2 * (torch.arange(len(v), device=v.device) % 2)
-            wrong = mismatches(ledger, v * signs, *known)
-        if wrong:  # a hook on an activation changes all that is below it
-            found = {p for mismatch in wrong for p in mismatch.parameters}
-            wrong += [Mismatch((p,), "hook", 0.0) for p in sorted(plan.reached - plain - found)]
-        return wrong
+        ordinary = self.request.ordinary_gradients
+        return mismatches(ledger, v, ordinary, self._dtype, self._plain, program=program)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -287,11 +282,6 @@ class Step:
         # Under autocast, parameters and losses are precise, but what is between them is not.
         types = {tensor.dtype for tensor in self.request.tensors} | self.graph.types
         return max(_real(types), key=lambda dtype: torch.finfo(dtype).eps)
-
-    @property
-    def _spread(self) -> float:
-        """The largest ratio of two weights of a certificate."""
-        return 1e6 if torch.finfo(self._dtype).bits > 16 else 1e3
 
 
 def can_free(graph: Graph, plan: Plan) -> bool:

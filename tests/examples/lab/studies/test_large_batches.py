@@ -39,7 +39,7 @@ def test_the_area_over_seconds_holds_each_loss_until_the_next_step() -> None:
 
 
 def test_settings_must_be_known_and_positive(folder: Path) -> None:
-    with pytest.raises(ArgumentError, match="`methods` must be among mean, upgrad, .*'adam'"):
+    with pytest.raises(ArgumentError, match=r"`methods` must be among mean, upgrad, .*'adam'"):
         small(folder, methods=["adam"])
     with pytest.raises(ArgumentError, match="must be positive, got 0, 2"):
         small(folder, seeds=0)
