@@ -18,6 +18,7 @@ from lightning_jd.engines._graph import (
     mark_as_freed,
     nodes_below,
     task_roots,
+    tasks_above,
     tasks_reaching,
 )
 from lightning_jd.engines._hooks import hooks_registered, hooks_silenced, listens, own_hooks
@@ -89,5 +90,6 @@ __all__ = [
     "split_into_groups",
     "split_loss",
     "task_roots",
+    "tasks_above",
     "tasks_reaching",
 ]
