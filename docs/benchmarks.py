@@ -1,19 +1,30 @@
-"""Write the tables and figures of docs/benchmarks.md from docs/benchmarks/*.json.
+"""Write tables and figures of docs/benchmarks.md, and a line of the README, from docs/benchmarks/*.json.
 
-    PYTHONPATH=. python docs/benchmarks.py
+    PYTHONPATH=. python docs/benchmarks.py              # the page again, from the files
+    PYTHONPATH=. python docs/benchmarks.py --measure    # take steps and weights again (12 minutes), then the page
 
+`--measure` takes what a user notices first: steps of the networks below, and the weights, by the
+clock on the wall with the threads that torch takes by itself, on an idle machine and beside one busy
+process per core. Let nothing else run. The other files come from `python -m examples.lab bench NAME`.
 The words of the page are typed by hand; what stands between `<!-- table: ... -->` and `<!-- end -->`
 is not. The JSON files have more lines and columns than the page has room for.
 """
 
 import re
-from collections.abc import Callable, Iterable
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from shutil import copy
 from statistics import median
+from tempfile import TemporaryDirectory
 
 from matplotlib import rcParams
 from matplotlib.figure import Figure
 
+from examples.lab.bench.engines import engines
+from examples.lab.bench.weights import weights as weights_of
 from examples.lab.report import Report
 
 DOCS = Path(__file__).parent
@@ -26,11 +37,16 @@ Row = dict[str, object]
 EXAMPLES = {
     "svhn-upgrad": "CNN, SVHN",
     "cifar10-upgrad": "CNN, CIFAR-10",
+    "cifar10-128": "CNN, CIFAR-10",
+    "cifar10-256": "CNN, CIFAR-10",
     "eurosat-upgrad": "CNN, EuroSAT",
     "mnist-upgrad": "CNN, MNIST",
     "mlp-64": "MLP 784-1024-1024-10",
-    "mlp-256": "MLP, `mean`",
+    "mlp-512-128": "MLP 784-512-512-10",
+    "mlp-512-256": "MLP 784-512-512-10",
     "resnet18": "ResNet-18, GroupNorm",
+    "transformer-short-32": "transformer, 3 layers",
+    "transformer-short-128": "transformer, 3 layers",
     "transformer": "transformer, 4 layers",
     "transformer-256": "transformer, 4 layers",
 }
@@ -40,6 +56,8 @@ TASKS = {
     "cnn-8-tasks": "CNN trunk",
     "physics": "physics-informed network",
 }
+WALL = "wall clock, torch's default threads, medians; busy: beside one busy process per core"
+SLOW = ("transformer-256",)  # left out by `--measure`
 #: Kinds of methods that cost the same, with those that stand for them.
 KINDS = {
     "aggregators that need the Gramian": "alignedmtl cagrad config constant crmogm dualproj fairgrad "
@@ -89,29 +107,51 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def examples() -> str:
-    found = lines("engines", "case")
-    rows = [
-        [title, *(number(r[k]) for k in ("m", "plain_ms", "ours", "autogram", "ours_memory"))]
-        for case, title in EXAMPLES.items()
-        for r in [found[case]]
-    ]
-    head = ["network", "examples", "plain step, ms", "ours", "TorchJD", "our memory"]
-    return (
-        table(head, rows) + "\n\n" + taken("engines", "CPU time of one thread, medians", "torchjd")
-    )
+    return steps(EXAMPLES, "network, examples")
 
 
 def tasks() -> str:
-    found = lines("engines", "case")
-    rows = []
-    for case, title in TASKS.items():
-        r = found[case]
-        theirs = min(float(str(r[engine])) for engine in ("autogram", "autojac"))
-        rows.append([title, *map(number, (r["m"], r["plain_ms"], r["ours"], r["loop"], theirs))])
-    head = ["network", "tasks", "plain step, ms", "ours", "loop over the tasks", "TorchJD"]
-    return (
-        table(head, rows) + "\n\n" + taken("engines", "CPU time of one thread, medians", "torchjd")
-    )
+    return steps(TASKS, "network, tasks")
+
+
+def steps(cases: Mapping[str, str], first: str) -> str:
+    """Lines of `bench engines`, and when those of another day were taken."""
+    found = {case: row for case, row in lines("engines", "case").items() if case in cases}
+    columns: dict[str, Callable[[Row], object]] = {
+        "plain step, ms": lambda row: row["plain_ms"],
+        "ours": lambda row: row["ours"],
+        "ours, busy machine": lambda row: row.get("busy_ours"),
+        "loop by hand": lambda row: row.get("loop"),
+        "TorchJD": theirs,
+    }
+    columns = {name: cell for name, cell in columns.items() if any(map(cell, found.values()))}
+    rows = [
+        [f"{title}, {found[case]['m']}", *(number(cell(found[case])) for cell in columns.values())]
+        for case, title in cases.items()
+        if case in found
+    ]
+    notes = report("engines").notes[0]
+    how = "CPU time of one thread, medians" if "cpu time" in notes else WALL
+    return table([first, *columns], rows) + "\n\n" + taken("engines", how, "torchjd")
+
+
+def theirs(row: Row) -> float | None:
+    """The faster engine of TorchJD."""
+    both = (row.get(engine) for engine in ("autogram", "autojac"))
+    return min((float(str(each)) for each in both if each is not None), default=None)
+
+
+def memory() -> str:
+    found = lines("memory", "case")
+    keys = ("plain_mb", "ours_memory", "ours_first_memory", "ours_low_memory", "autogram_memory")
+    rows = [
+        [f"{title}, {row['m']}", *(number(row.get(key)) for key in keys)]
+        for case, title in EXAMPLES.items()
+        if (row := found.get(case)) is not None
+    ]
+    head = ["network, examples", "plain step, MB", "ours", "ours, first steps", '`memory="low"`']
+    how = "peak of the process above model and batch, one thread"
+    return table([*head, "TorchJD"], rows) + "\n\n" + taken("memory", how, "torchjd")
 
 
 def models() -> str:
@@ -159,16 +199,11 @@ def weights() -> str:
     """Medians over the kinds of Gramians."""
     rows = []
     for m in (8, 32, 64, 128, 256, 1024):
-        cells = [str(m)]
-        for method in ("upgrad", "dualproj"):
-            cells += [number(_over(method, m, "ours_ms")), number(_over(method, m, "torchjd_ms"))]
-        rows.append(cells)
-    head = ["objectives", "UPGrad, ms", "in TorchJD", "DualProj, ms", "in TorchJD"]
-    return (
-        table(head, rows)
-        + "\n\n"
-        + taken("weights", "wall clock, two threads", "torchjd", "quadprog")
-    )
+        keys = ("ours_ms", "busy_ms", "torchjd_ms")
+        values = [_over(method, m, key) for method in ("upgrad", "dualproj") for key in keys]
+        rows.append([str(m), *map(number, values)])
+    head = ["m", "UPGrad, ms", "busy", "TorchJD's", "DualProj, ms", "busy", "TorchJD's"]
+    return table(head, rows) + "\n\n" + taken("weights", WALL, "torchjd", "quadprog")
 
 
 def _over(method: str, m: int, key: str) -> float | None:
@@ -239,21 +274,25 @@ def tiny() -> str:
 def draw_steps() -> Figure:
     """Bars of the first two tables."""
     found = lines("engines", "case")
-    figure = Figure(figsize=(8, 4.4), layout="constrained")
-    axes = figure.subplots(1, 2, sharex=True, width_ratios=[1, 1])
     panels = {"one objective per example": EXAMPLES, "one objective per task": TASKS}
+    panels = {
+        title: {case: name for case, name in cases.items() if case in found}
+        for title, cases in panels.items()
+    }
+    figure = Figure(figsize=(8, 1 + 0.38 * max(map(len, panels.values()))), layout="constrained")
+    axes = figure.subplots(1, 2, sharex=True, width_ratios=[1, 1])
     for axis, (title, cases) in zip(axes, panels.items(), strict=True):
         names = [f"{each.replace('`', '')}, {found[case]['m']}" for case, each in cases.items()]
         rows = [found[case] for case in cases]
-        theirs = [min(float(str(r[k])) for k in ("autogram", "autojac") if k in r) for r in rows]
         for offset, values, colour, label in (
             (-0.2, [float(str(r["ours"])) for r in rows], OURS, "lightning_jd"),
-            (0.2, theirs, THEIRS, "TorchJD"),
+            (0.2, [theirs(r) or 0.0 for r in rows], THEIRS, "TorchJD"),
         ):
             places = [i + offset for i in range(len(rows))]
             axis.barh(places, values, 0.38, color=colour, label=label)
             for place, value in zip(places, values, strict=True):
-                axis.text(value * 1.08, place, number(value, 2), va="center", fontsize=8)
+                if value:
+                    axis.text(value * 1.08, place, number(value, 2), va="center", fontsize=8)
         axis.set_yticks(range(len(rows)), names)
         axis.set(xscale="log", title=title, xlabel="plain steps", xlim=(0.5, 600))
         axis.set_xticks([1, 10, 100], ["1", "10", "100"])
@@ -347,7 +386,7 @@ def draw_weights() -> Figure:
 
 TABLES: dict[str, Callable[[], str]] = {
     each.__name__: each
-    for each in (examples, tasks, models, methods, weights, processes, language, tiny)
+    for each in (examples, tasks, memory, models, methods, weights, processes, language, tiny)
 }
 _PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -358,8 +397,57 @@ def page() -> str:
     return _PLACE.sub(lambda found: found[1] + TABLES[found[2]]() + "\n\n" + found[3], text)
 
 
-if __name__ == "__main__":
+def readme() -> str:
+    """The README with the range of the first table, in whole plain steps."""
+    found = [row for case, row in lines("engines", "case").items() if case in EXAMPLES]
+    columns = [
+        [float(str(row["ours"])) for row in found],
+        [value for row in found if (value := theirs(row)) is not None],
+    ]
+    cells = [f"[{min(x):.0f} to {max(x):.0f}](docs/benchmarks.md)" for x in columns]
+    loops = [float(str(row["loop"])) for row in found if row.get("loop")]
+    cells += ["-", f"[{min(loops):.0f} to {max(loops):.0f}](docs/benchmarks.md)" if loops else "-"]
+    name = "| one objective per example, plain steps on a CPU |"
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    return re.sub(rf"{re.escape(name)}.*", f"{name} {' | '.join(cells)} |", text)
+
+
+def measure() -> None:
+    """Take engines.json and weights.json again; their other lines are gone."""
+    quick = [case for case in (*EXAMPLES, *TASKS) if case not in SLOW]
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        found = []
+        for cases, skips in (
+            ([case for case in quick if case in EXAMPLES], ["autojac"]),  # always slower there
+            ([case for case in quick if case in TASKS], []),
+        ):
+            engines(cases=cases, skips=skips, busy=True, seconds=5.0, output=folder)
+            found.append(Report.read(folder / "engines.json"))
+        rows = [row for part in found for row in part.rows]
+        replace(found[0], rows=rows).write(folder)
+        weights_of(
+            sizes=(2, 4, 8, 32, 64, 128, 256), methods=("upgrad", "dualproj"),
+            families=("gaussian", "conflicting", "network", "run_start", "run_early", "run_late"),
+            repeats=10, busy=True, output=str(folder),
+        )  # fmt: skip
+        for each in ("engines.json", "weights.json"):
+            copy(folder / each, DOCS / "benchmarks" / each)
+
+
+def main() -> None:
+    parser = ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--measure", action="store_true", help="take steps and weights again")
+    if parser.parse_args().measure:
+        begin = time.perf_counter()
+        measure()
+        print(f"Measured in {(time.perf_counter() - begin) / 60:.1f} minutes.")
     for draw in (draw_steps, draw_growth, draw_models, draw_weights):
         path = FIGURES / draw.__name__.replace("draw", "benchmarks")
         draw().savefig(path.with_suffix(".svg"), transparent=True, metadata={"Date": None})
     (DOCS / "benchmarks.md").write_text(page(), encoding="utf-8")
+    (DOCS.parent / "README.md").write_text(readme(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

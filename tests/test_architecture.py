@@ -27,7 +27,7 @@ ALLOWED = {
 LAB = {
     "": set(),
     "data": set(),
-    "work": set(),
+    "work": {"data"},
     "gallery": set(),
     "bench": {"data", "work", "gallery"},
     "studies": {"data", "work"},

@@ -31,11 +31,14 @@ from lightning_jd.aggregators._gradnorm import GradNorm
 from lightning_jd.aggregators._imtlg import IMTLG
 from lightning_jd.aggregators._learned import IMTLL, UW
 from lightning_jd.aggregators._memory import Memory, StatefulAggregator, StatefulGramianAggregator
-from lightning_jd.aggregators._mgda import MGDA
+from lightning_jd.aggregators._mgda import MGDA, CappedMGDA
 from lightning_jd.aggregators._moco import MoCo
 from lightning_jd.aggregators._normalized import Normalized
+from lightning_jd.aggregators._norms import LRA, NTK
 from lightning_jd.aggregators._pairs import GradVac, PCGrad
+from lightning_jd.aggregators._pcd import PCD
 from lightning_jd.aggregators._randomweights import RGW, RLW
+from lightning_jd.aggregators._rates import ReLoBRaLo, SoftAdapt
 from lightning_jd.aggregators._registry import (
     AggregatorSpec,
     available,
@@ -45,11 +48,12 @@ from lightning_jd.aggregators._registry import (
     resolve,
 )
 from lightning_jd.aggregators._robust import Clip, Krum, TrimmedMean
-from lightning_jd.aggregators._scalarized import GLS, STCH, Equal, LogLosses
+from lightning_jd.aggregators._scalarized import COSMOS, GLS, PBI, STCH, UWSO, Equal, LogLosses
 from lightning_jd.aggregators._step import Step
 from lightning_jd.aggregators._weightsevery import WeightsEvery
 
 __all__ = [
+    "COSMOS",
     "CRMOGM",
     "DBMTL",
     "DWA",
@@ -57,16 +61,22 @@ __all__ = [
     "GLS",
     "IMTLG",
     "IMTLL",
+    "LRA",
     "MGDA",
+    "NTK",
+    "PBI",
+    "PCD",
     "RGW",
     "RLW",
     "STCH",
     "UW",
+    "UWSO",
     "Aggregator",
     "AggregatorSpec",
     "AlignedMTL",
     "Balancer",
     "CAGrad",
+    "CappedMGDA",
     "Clip",
     "ConFIG",
     "Constant",
@@ -93,7 +103,9 @@ __all__ = [
     "PCGrad",
     "Primary",
     "Property",
+    "ReLoBRaLo",
     "SDMGrad",
+    "SoftAdapt",
     "StatefulAggregator",
     "StatefulGramianAggregator",
     "Step",

@@ -1,7 +1,6 @@
 """Projections onto the dual cone: UPGrad, DualProj and Primary."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -16,7 +15,7 @@ from lightning_jd.aggregators._arguments import (
 )
 from lightning_jd.aggregators._base import GramianAggregator, Property, check_gramian
 from lightning_jd.aggregators._registry import register
-from lightning_jd.aggregators._step import NAMELESS, Step
+from lightning_jd.aggregators._step import NAMELESS, Step, tasks_of
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.linalg import (
     RelativeTo,
@@ -61,15 +60,10 @@ def scale_of_reg(relative_to: Relative, step: Step | None) -> RelativeTo:
         return relative_to
     if step is None or not step.kind:
         return "trace"
-    return _by_task(step.names) if step.kind in NAMELESS else "row"
-
-
-@lru_cache(maxsize=64)  # most steps are like the one before
-def _by_task(names: tuple[str, ...]) -> RelativeTo:
-    """The task of each row that is named ``"instance/task"``; one task if none is named so."""
-    tasks = [name.partition("/")[2] for name in names]
-    numbers = {task: k for k, task in enumerate(dict.fromkeys(tasks))}
-    return "trace" if len(numbers) == 1 else tuple(numbers[task] for task in tasks)
+    if step.kind not in NAMELESS:
+        return "row"
+    tasks = tasks_of(step.names)
+    return tasks if any(tasks) else "trace"
 
 
 class _Projection(GramianAggregator):
@@ -298,7 +292,7 @@ class Primary(GramianAggregator):
     def weigh(self, gramian: Tensor, step: Step) -> Tensor:
         check_gramian(gramian)
         target = gramian.new_full((len(gramian),), self.margin)
-        target[self._position(step)] = 1
+        target[position_of(self.primary, step)] = 1
         scale = scale_of_reg(self.relative_to, step)
         return dual_cone_weights(
             gramian, target, reg=self.reg, relative_to=scale, solver=self.solver
@@ -309,14 +303,16 @@ class Primary(GramianAggregator):
         check_square("gramian", gramian)
         return self.weigh(gramian, Step.bare(len(gramian)))
 
-    def _position(self, step: Step) -> int:
-        m, primary = len(step.names), self.primary
-        if isinstance(primary, int) and not isinstance(primary, bool) and -m <= primary < m:
-            return primary
-        if primary in step.names:
-            return step.names.index(str(primary))
-        listed = ", ".join(map(repr, step.names[:10])) + (", ..." if m > 10 else "")
-        raise ArgumentError(
-            f"`primary` must be one of the objectives of every step, got {primary!r} where they "
-            f"are {listed}."
-        )
+
+def position_of(primary: str | int, step: Step) -> int:
+    """The row of the primary objective, which is given by name or position."""
+    m = len(step.names)
+    if isinstance(primary, int) and not isinstance(primary, bool) and -m <= primary < m:
+        return primary % m
+    if primary in step.names:
+        return step.names.index(str(primary))
+    listed = ", ".join(map(repr, step.names[:10])) + (", ..." if m > 10 else "")
+    raise ArgumentError(
+        f"`primary` must be one of the objectives of every step, got {primary!r} where they "
+        f"are {listed}."
+    )

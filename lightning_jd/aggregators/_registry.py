@@ -118,7 +118,7 @@ def resolve(spec: AggregatorSpec) -> Method:
 
     Example:
         >>> resolve({"name": "cagrad", "c": 0.4})
-        CAGrad(c=0.4)
+        CAGrad(c=0.4, preference=None, clipped=False)
     """
     if isinstance(spec, Method):
         return _complete(spec)

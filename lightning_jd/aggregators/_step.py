@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -62,3 +63,16 @@ class Step:
                 "(`lightning_jd.backward`, JacobianDescent), or pass a `Step` with `values`."
             )
         return in_float64(self.values.detach())
+
+
+@lru_cache(maxsize=64)  # most steps are like the one before
+def tasks_of(names: tuple[str, ...]) -> tuple[int, ...]:
+    """The number of the task of each row that is named ``"instance/task"``; 0 if none is.
+
+    Example:
+        >>> tasks_of(("0/a", "0/b", "1/a", "1/b"))
+        (0, 1, 0, 1)
+    """
+    tasks = [name.partition("/")[2] for name in names]
+    numbers = {task: k for k, task in enumerate(dict.fromkeys(tasks))}
+    return tuple([numbers[task] for task in tasks])

@@ -38,14 +38,6 @@ def methods_table(classes: Iterable[type[Method]]) -> str:
     return _markdown(lines + [[*_name(cls), _summary(cls), _paper(cls)] for cls in classes])
 
 
-def names_table() -> str:
-    """Markdown, one line per method: name, year, and what it does, as in the README."""
-    lines = [["Method", "Year", "What it does"], ["---"] * 3]
-    every = _of_the_package(available())
-    lines += [[_name(cls)[1], _paper(cls)[-4:], _summary(cls)] for cls in every]
-    return _markdown(lines)
-
-
 def properties_table(classes: Iterable[type[Aggregator]] | None = None) -> str:
     """Markdown, one line per aggregator: properties, small tasks, what it needs and keeps.
 
@@ -71,7 +63,7 @@ def balancers_table() -> str:
 
     Example:
         >>> print(balancers_table().splitlines()[2])
-        | `"dwa"` | no | by task |
+        | `"cosmos"` | no | - |
     """
     lines = [["Balancer", "Keeps small tasks", "Keeps"], ["---", ":-:", "---"]]
     found = _of_the_package(available("balancers"))
@@ -145,4 +137,4 @@ def _markdown(lines: list[list[str]]) -> str:
 
 
 if __name__ == "__main__":
-    print(tables(), properties_table(), balancers_table(), names_table(), sep="\n\n")
+    print(tables(), properties_table(), balancers_table(), sep="\n\n")

@@ -14,7 +14,7 @@ from lightning_jd.core._arguments import (
     check_options,
     old_names,
 )
-from lightning_jd.core._backward import backward, full_precision, loss_scale
+from lightning_jd.core._backward import Loop, backward, full_precision, loss_scale
 from lightning_jd.core._losses import in_halves, objectives_of
 from lightning_jd.core._report import GroupReport, Report, describe_slow, warn_slow
 from lightning_jd.core._step import compute_update
@@ -47,6 +47,7 @@ __all__ = [
     "Delivery",
     "GroupReport",
     "Groups",
+    "Loop",
     "MemoryOption",
     "Nonfinite",
     "Pool",

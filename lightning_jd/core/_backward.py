@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -141,14 +141,9 @@ def backward(
         options=TapeOptions(memory, check_every=check_every),
         split=split,
         scaler=scaler,
-        depth=3,
+        depth=4,
     )
-    named = loop.named()
-    objectives, reduction = loop.read(losses, named)
-    objectives = in_halves(loop.method, objectives)
-    collected = loop.start(named, objectives, reduction, keeps=False, retain_graph=retain_graph)
-    loop.add(collected, objectives, reduction)
-    return loop.finish(collected, reduction, retain_graph)
+    return loop.step(losses, retain_graph)
 
 
 _FIND_UNUSED = "Pass `find_unused_parameters=True` to DistributedDataParallel"
@@ -156,7 +151,7 @@ _FIND_UNUSED = "Pass `find_unused_parameters=True` to DistributedDataParallel"
 
 @dataclass(frozen=True)
 class Loop:
-    """The arguments of :func:`lightning_jd.backward`, and the two halves of a step.
+    """The arguments of :func:`lightning_jd.backward`, and the parts of a step.
 
     Raises:
         ArgumentError: If an argument has an invalid value.
@@ -173,6 +168,8 @@ class Loop:
     scaler: Any
     #: The calls between the user's line and the methods here, for warnings.
     depth: int
+    #: What runs the backward pass of a scalar, and scales it; ``None`` for autograd itself.
+    deliver: Callable[..., object] | None = None
 
     @classmethod
     def of(
@@ -192,6 +189,15 @@ class Loop:
             raise ArgumentError(
                 f"`scaler` must be a torch.amp.GradScaler, got {type(self.scaler).__name__}."
             )
+
+    def step(self, losses: Losses | Objectives, retain_graph: bool = False) -> Report:
+        """Aggregate the losses of one batch."""
+        named = self.named()
+        objectives, reduction = self.read(losses, named)
+        objectives = in_halves(self.method, objectives)
+        rows = self.start(named, objectives, reduction, keeps=False, retain_graph=retain_graph)
+        self.add(rows, objectives, reduction)
+        return self.finish(rows, reduction, retain_graph)
 
     def named(self) -> NamedParameters:
         """The parameters."""
@@ -274,8 +280,9 @@ class Loop:
                 f"{error} If a GradScaler has scaled the losses: pass them unscaled, and the "
                 "argument scaler=scaler, which lets it lower its scale."
             ) from error
-        warn_slow(update.report.slow, stacklevel=1 + self.depth)
-        if reduction is None and not scaled:
+        if update.report.slow:
+            warn_slow(update.report.slow, stacklevel=1 + self.depth)
+        if reduction is None and not scaled and self.deliver is None:
             update.deliver(retain_graph)
             return update.report
         wrapper = None if reduction is None else reduction.wrapper
@@ -285,6 +292,9 @@ class Loop:
         start_first_reduction(wrapper, scalar)
         # An ordinary backward pass would reach other leaves too.
         inputs = None if update.combined is None else update.params
+        if self.deliver is not None:
+            self.deliver(scalar, **({} if inputs is None else {"inputs": inputs}))
+            return update.report
         torch.autograd.backward(
             self.scaler.scale(scalar) if scaled else scalar,
             retain_graph=retain_graph and inputs is not None,

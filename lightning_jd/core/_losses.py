@@ -16,9 +16,7 @@ from lightning_jd.engines import Losses, Objectives
 from lightning_jd.errors import ArgumentError
 
 
-def objectives_of(
-    losses: Losses | Objectives, rows: RowsOption | None, pool: Pool | None = None
-) -> Objectives:
+def objectives_of(losses: Losses | Objectives, rows: RowsOption | None) -> Objectives:
     """Read the losses as rows of the Jacobian.
 
     Args:
@@ -26,7 +24,6 @@ def objectives_of(
         rows: ``None`` to read them by their type. Otherwise each entry is a ``"tasks"`` or an
             ``"instances"`` row, and a matrix (b, k) is averaged over the other of the two. With
             ``"ranks"``, the scalar loss of this process is one row, and there is one per process.
-        pool: The processes; all of them by default.
 
     On several processes, some of them may have nothing: an empty vector or matrix, or no task.
 
@@ -41,7 +38,7 @@ def objectives_of(
     """
     if isinstance(losses, Objectives):
         return losses
-    pool = pool or Pool()
+    pool = Pool()
     if rows == "ranks":
         if not isinstance(losses, Tensor) or losses.ndim > 0:
             what = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 
@@ -124,12 +124,6 @@ class Report:
             lines += [] if name is None else [f"group {name}"]
             lines += _table(self.names, group)
         return "\n".join(lines)
-
-
-def total_gramian(parts: Iterable[GroupReport]) -> Tensor | None:
-    """The sum of the Gramians of all groups; ``None`` if there is none."""
-    known = [part.gramian for part in parts if part.gramian is not None]
-    return sum(known[1:], known[0]) if known else None
 
 
 def _table(names: tuple[str, ...], group: GroupReport, shown: int = 10) -> list[str]:

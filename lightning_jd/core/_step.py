@@ -24,7 +24,7 @@ from lightning_jd.aggregators import (
     Step,
     Sum,
 )
-from lightning_jd.core._report import GroupReport, Report, total_gramian
+from lightning_jd.core._report import GroupReport, Report
 from lightning_jd.core._update import Update
 from lightning_jd.core.processes._delivery import COMPLETE, Delivery, Gradients
 from lightning_jd.core.rows._base import Rows, nothing_reached, per_parameter
@@ -239,7 +239,9 @@ class _Step:
     def report(self) -> Report:
         rows, parts, m = self.rows, list(self.reports.values()), self.rows.layout.m
         if parts:
-            gramian, weights = total_gramian(parts), parts[0].weights if len(parts) == 1 else None
+            known = [part.gramian for part in parts if part.gramian is not None]
+            gramian = sum(known[1:], known[0]) if known else None
+            weights = parts[0].weights if len(parts) == 1 else None
         else:  # no parameter is shared by two tasks: plain training
             gramian, weights = rows.like().new_zeros(m, m), rows.plain_weights()
         paths = rows.paths

@@ -8,7 +8,6 @@ tensor([[1., 1.],
 """
 
 from lightning_jd.engines._blocks import gramian_of_data
-from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._gradients import gradient_norms, gramian, project
 from lightning_jd.engines._graph import (
     check_not_freed,
@@ -19,6 +18,7 @@ from lightning_jd.engines._graph import (
     mark_as_freed,
     nodes_below,
     task_roots,
+    tasks_above,
     tasks_reaching,
 )
 from lightning_jd.engines._hooks import hooks_registered, hooks_silenced, listens, own_hooks
@@ -31,6 +31,8 @@ from lightning_jd.engines._parameters import (
     Select,
     Selection,
     check_select,
+    column_count,
+    from_columns,
     named_parameters_of,
     select,
     split_into_groups,
@@ -88,5 +90,6 @@ __all__ = [
     "split_into_groups",
     "split_loss",
     "task_roots",
+    "tasks_above",
     "tasks_reaching",
 ]

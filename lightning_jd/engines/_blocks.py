@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
+from lightning_jd.engines._gradients import Half, cross
 from lightning_jd.engines._objectives import Losses, Objectives
 from lightning_jd.engines._parameters import NamedParameters, Parameters, whole_parameters_of
-from lightning_jd.engines.tape import Half, Tape, cross
+from lightning_jd.engines.tape import Tape
 from lightning_jd.errors import ArgumentError, SetupError, ShapeError
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import overload
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple, overload
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from lightning_jd.engines._objectives import Losses, Objectives
@@ -14,7 +16,9 @@ from lightning_jd.engines._parameters import (
     split_into_groups,
     whole_parameters_of,
 )
-from lightning_jd.engines.tape import Half, Projections, SquaredNorms, Tape, cross
+from lightning_jd.engines.tape import Parts, Projections, SquaredNorms, Tape
+from lightning_jd.engines.tape.contributions import Contribution, merge
+from lightning_jd.engines.tape.graph import Placement
 from lightning_jd.errors import ArgumentError
 
 
@@ -162,3 +166,49 @@ def project(losses: Losses | Objectives, params: Parameters, *, dim: int, seed: 
     total = tape.extract(Projections(dim, seed, [name for name, _ in named])).total
     assert total is not None
     return total.to(tape.like())
+
+
+class Half(NamedTuple):
+    """The rows of one graph, unexpanded; the graph itself is not needed any more.
+
+    Attributes:
+        parts: Contributions by parameter.
+        like: An empty tensor of the type of the Gramian.
+        m: The number of rows.
+    """
+
+    parts: dict[int, list[Contribution]]
+    like: Tensor
+    m: int
+
+    @classmethod
+    def of(cls, tape: Tape) -> Half:
+        """Those of a tape."""
+        return cls(tape.extract(Parts()).found, tape.like(), tape.objectives.m)
+
+
+def cross(here: Half, there: Half) -> Tensor:
+    """The block J Kᵀ of two sets of losses of the same parameters, shape (m of J, m of K)."""
+    wide = here.like if here.like.dtype == torch.float64 else there.like
+    total = wide.new_zeros(here.m, there.m)
+    with torch.no_grad():
+        for k in here.parts.keys() & there.parts.keys():
+            for one, other in _pairs(here.parts[k], there.parts[k]):
+                total += one.cross(other).to(total)
+    return total
+
+
+def _pairs(
+    first: Sequence[Contribution], second: Sequence[Contribution]
+) -> list[tuple[Contribution, Contribution]]:
+    """Contributions to one parameter whose products add up to the block."""
+    places = [[_place(part.placements[0]) for part in parts] for parts in (first, second)]
+    if len(set(places[0])) == len(first) and sorted(places[0]) == sorted(places[1]):
+        of = dict(zip(places[1], second, strict=True))  # each has entries of its own
+        return [(part, of[place]) for part, place in zip(first, places[0], strict=True)]
+    return [(merge(first), merge(second))]
+
+
+def _place(placement: Placement) -> bytes:
+    """The entries of the parameter that are meant; nothing if that is all of them."""
+    return b"" if placement.where is None else np.sort(placement.where).tobytes()

@@ -1,21 +1,23 @@
-"""The autograd graph of the losses, walked once per step, and which task reaches which leaf."""
+"""The autograd graph of the losses: walked once per step, and differentiated."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from lightning_jd.engines._hooks import hook_history
+from lightning_jd.engines._hooks import hook_history, hooks_silenced
 from lightning_jd.engines._objectives import Objectives, Output, Term
 from lightning_jd.errors import ArgumentError, GraphError
 
 LEAF = "torch::autograd::AccumulateGrad"
 #: Nodes of reentrant checkpoints, which stand for a piece of the graph that is not there yet.
 HIDING = frozenset({"CheckpointFunctionBackward"})
+_engine: Any = torch.autograd.Variable._execution_engine
 #: An output of a node.
 Place = tuple[Node, int]
 #: What the inputs of a node were computed by, as ``next_functions`` tells.
@@ -244,3 +246,42 @@ def _stacks_along(node: Node, axis: int) -> bool:
 def _edge(node: Node, position: int) -> Place | None:
     child, output = node.next_functions[position]
     return None if child is None else (child, output)
+
+
+def gradients_of(
+    outputs: Sequence[Output],
+    weights: Sequence[Tensor | None],
+    targets: Sequence[Tensor | GradientEdge],
+    *,
+    retain_graph: bool = True,
+) -> tuple[Tensor | None, ...]:
+    """The gradient of the weighted sum of some outputs.
+
+    Autograd's engine is called as ``torch.autograd.grad`` calls it, after checks that are made here
+    by construction: these cost as much as a small layer, and import torch's machinery for symbolic
+    shapes, which takes a second and 45 MB.
+
+    Args:
+        outputs: What to differentiate; those without a graph are left out.
+        weights: One per output, of its shape and type; ``None`` is one everywhere, for tensors.
+        targets: Parameters, whose hooks are silenced, or outputs of nodes.
+        retain_graph: Whether the graph is kept.
+    """
+    pairs = [
+        (output, torch.ones_like(output) if weight is None else weight.to(output.dtype))
+        if isinstance(output, Tensor)
+        else (output, weight)
+        for output, weight in zip(outputs, weights, strict=True)
+        if isinstance(output, GradientEdge) or output.requires_grad
+    ]
+    with hooks_silenced([target for target in targets if isinstance(target, Tensor)]):
+        found: tuple[Tensor | None, ...] = _engine.run_backward(
+            tuple([output for output, _ in pairs]),
+            tuple([weight for _, weight in pairs]),
+            retain_graph,
+            False,  # no graph of the gradients
+            tuple(targets),
+            True,  # targets may be unreachable
+            accumulate_grad=False,
+        )
+    return found

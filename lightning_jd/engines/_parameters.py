@@ -1,4 +1,4 @@
-"""The parameters of one step: their names, which of them are aggregated, and with which others."""
+"""The parameters of one step: names, columns, and which of them are aggregated together."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from lightning_jd.engines._graph import tasks_reaching
@@ -99,6 +100,36 @@ def _pairs(params: object) -> list[tuple[str, Any]]:
         entry if isinstance(entry, tuple) else (str(position), entry)
         for position, entry in enumerate(params)
     ]
+
+
+def column_count(parameter: Tensor) -> int:
+    """How many columns of the Jacobian a parameter has.
+
+    They are the real numbers that it consists of. A complex entry is two columns, its real and its
+    imaginary part: gradients of PyTorch are the derivatives by these two, so that inner products
+    over columns are real and exact.
+    """
+    return parameter.numel() * (2 if parameter.is_complex() else 1)
+
+
+def to_columns(gradient: Tensor) -> Tensor:
+    """A gradient as a vector of real numbers, shape (columns,)."""
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    if dense.is_complex():
+        dense = torch.view_as_real(dense.resolve_conj())
+    return dense.reshape(-1)
+
+
+def from_columns(columns: Tensor, parameter: Tensor) -> Tensor:
+    """A vector of real numbers as a gradient, in shape, type and device of the parameter.
+
+    Example:
+        >>> from_columns(torch.tensor([1.0, 2.0]), torch.zeros(1, dtype=torch.complex64))
+        tensor([1.+2.j])
+    """
+    if parameter.is_complex():
+        columns = torch.complex(*columns.reshape(*parameter.shape, 2).unbind(-1))
+    return columns.reshape(parameter.shape).to(parameter)
 
 
 @dataclass(frozen=True)

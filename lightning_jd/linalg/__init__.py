@@ -10,6 +10,7 @@ from lightning_jd.linalg._dual_cone import (
     upgrad_weights,
 )
 from lightning_jd.linalg._float64 import has_float64, in_float64, placed
+from lightning_jd.linalg._halfspaces import halfspace_weights
 from lightning_jd.linalg._kkt import dual_cone_residuals, min_norm_residuals
 from lightning_jd.linalg._scaling import RelativeTo
 from lightning_jd.linalg._semidefinite import (
@@ -33,6 +34,7 @@ __all__ = [
     "dual_cone_solution",
     "dual_cone_weights",
     "gramians_trusted",
+    "halfspace_weights",
     "has_float64",
     "in_float64",
     "min_norm_residuals",

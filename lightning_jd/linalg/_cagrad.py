@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_jd.errors import ArgumentError
+from lightning_jd.errors import ArgumentError, ShapeError
 from lightning_jd.linalg._arrays import Array, Mask, unit_diagonal
 from lightning_jd.linalg._checks import check_square
 from lightning_jd.linalg._scaling import noise_level, underflow_level
@@ -14,30 +14,37 @@ from lightning_jd.linalg._simplex import min_norm
 from lightning_jd.linalg._single import solve_single
 from lightning_jd.linalg._stages import least_shift
 from lightning_jd.linalg._threads import by_one_thread
-from lightning_jd.linalg._transfer import to_array, to_tensor
+from lightning_jd.linalg._transfer import to_array, to_tensor, together
 
 ITERATIONS = 80
 RELATIVE = 1e-13  # accuracy of the radius
 SHIFT = 1e-11  # least eigenvalue of the unit-diagonal matrix
 
 
-def cagrad_weights(gramian: Tensor, c: float) -> Tensor:
+def cagrad_weights(
+    gramian: Tensor, c: float, preference: Tensor | None = None, *, clipped: bool = False
+) -> Tensor:
     r"""Weights of the direction of CAGrad, exact up to rounding.
 
-    With the rows :math:`g_i` of :math:`J` and their mean :math:`g_0`, the direction is
+    With the rows :math:`g_i` of :math:`J` and :math:`g_0 = \sum_i p_i g_i`, their mean by default,
+    the direction is
 
     .. math::
         d = \operatorname*{arg\,max}_{\|d - g_0\| \,\le\, c \|g_0\|} \; \min_i \; g_i^\top d
           = J^\top w .
 
-    Here :math:`w = 1/m + y`, where :math:`y \succeq 0` and :math:`G w \succeq \lambda` are
+    Here :math:`w = p + y`, where :math:`y \succeq 0` and :math:`G w \succeq \lambda` are
     complementary, and the level :math:`\lambda` is the root of
     :math:`y^\top G y = c^2 \|g_0\|^2`. Two cases have none:
 
-    - The mean gradient is zero, and so is the radius: :math:`w = 1/m`.
+    - :math:`g_0` is zero, and so is the radius: :math:`w = p`.
     - The rows are Pareto stationary (a convex combination of them is zero) and the ball is large
       enough for :math:`\lambda = 0`, the best possible. Many directions reach it; the answer is the
       one nearest to the mean, the projection of :math:`g_0` onto the dual cone.
+
+    If ``clipped``, no objective has a larger share in the correction than in the mean: with
+    :math:`q_i = \min(y_i / \sum_k y_k,\, p_i)` the direction is :math:`g_0 + c \|g_0\|\, J^\top q /
+    \|J^\top q\|`. In the second case, :math:`q` is made of that convex combination.
 
     Both are decided relative to the norms of the rows, at the noise of the dtype of ``gramian``
     (and, for float64, as soon as the shortest convex combination is 5e-6 times shorter than its
@@ -49,12 +56,14 @@ def cagrad_weights(gramian: Tensor, c: float) -> Tensor:
     Args:
         gramian: :math:`G = J J^\top`, shape ``(m, m)``.
         c: The radius relative to the norm of the mean; finite and at least 0.
+        preference: :math:`p`, shape ``(m,)``, not negative with sum one; ``None`` is 1/m each.
+        clipped: Whether shares in the correction are bounded by :math:`p`.
 
     Returns:
         The weights :math:`w`, shape ``(m,)``, in the dtype and on the device of ``gramian``.
 
     Raises:
-        ShapeError: If ``gramian`` is not square.
+        ShapeError: If ``gramian`` is not square or ``preference`` does not fit it.
         NonFiniteError: If an entry is NaN or infinite.
         ArgumentError: If ``c`` is negative or not finite.
 
@@ -63,21 +72,31 @@ def cagrad_weights(gramian: Tensor, c: float) -> Tensor:
         tensor([0.7500, 0.7500])
 
     References:
-        Liu et al., *Conflict-Averse Gradient Descent for Multi-task Learning*, 2021.
+        Liu et al., *Conflict-Averse Gradient Descent for Multi-task Learning*, 2021; clipped: Chen,
+        Li, Chen and Lin, *Reward-free Alignment for Conflicting Objectives*, 2026.
     """
     check_square("gramian", gramian)
     if not 0 <= c < math.inf:
         raise ArgumentError(f"`c` must be at least 0 and finite, got {c}.")
-    G = to_array("gramian", gramian)
+    if preference is None:
+        G, mean = to_array("gramian", gramian), np.full(len(gramian), 1 / max(1, len(gramian)))
+    else:
+        if preference.shape != gramian.shape[:1]:
+            raise ShapeError(
+                f"`preference` must have one entry per objective ({len(gramian)}), got shape "
+                f"{tuple(preference.shape)}."
+            )
+        on_host, preference = together(gramian, preference)
+        G, mean = to_array("gramian", on_host), to_array("preference", preference)
     noise = noise_level(gramian.dtype, len(G))
-    weights = _weights(G, c, noise, underflow_level(gramian.dtype))
+    weights = _weights(G, mean, c, clipped, noise, underflow_level(gramian.dtype))
     return to_tensor(weights, gramian, bounded=False)
 
 
 @by_one_thread
-def _weights(G: Array, c: float, noise: float, underflow: float) -> Array:
-    m = len(G)
-    mean = np.full(m, 1 / m)
+def _weights(
+    G: Array, mean: Array, c: float, clipped: bool, noise: float, underflow: float
+) -> Array:
     C, d, inverse = unit_diagonal(G, 0.0, underflow)
     t = d * mean
     b = C @ t
@@ -101,7 +120,14 @@ def _weights(G: Array, c: float, noise: float, underflow: float) -> Array:
         if norm**2 > resolution * u.sum() ** 2:  # else Pareto stationary
             highest = (float(u @ b) + radius * norm) / short  # by weak duality
             z = _reach(C, b, o, radius, 0.0, highest, noise)
-    return mean + inverse * z
+        elif clipped:
+            z = u
+    y: Array = inverse * z
+    if clipped and (total := y.sum()) > 0:
+        q = np.minimum(y / total, mean)
+        length = _length(C, d * q)
+        y = q * (radius / length) if length**2 > noise * (d @ q) ** 2 else 0 * q
+    return mean + y
 
 
 def _length(C: Array, z: Array) -> float:

@@ -24,6 +24,8 @@ from lightning_jd.core import (
     check_all_reached,
     check_peers,
     check_replicas,
+    collect,
+    compute_update,
     delivery_to,
     first_reduction_held,
     full_precision,
@@ -57,7 +59,6 @@ from lightning_jd.surfaces._settings import Settings
 from lightning_jd.surfaces._skipped import Skipped
 from lightning_jd.surfaces._splitter import Splitter
 from lightning_jd.surfaces._start_line import bars_cleared, start_line
-from lightning_jd.surfaces._step import begin, compute_step, finish
 
 _FIND_UNUSED = "Set strategy='ddp_find_unused_parameters_true' (or `find_unused_parameters=True`)"
 
@@ -229,16 +230,25 @@ class Session:
         self.plain_milliseconds = None
         if self.measures_plain and not accumulates and self.steps in PLAIN_STEPS:
             self.plain_milliseconds = plain_milliseconds(objectives, named)
-        if not accumulates:
-            self._note(first=True)
-            update = compute_step(
-                objectives, named, self.settings, scale, delivery, retain_graph=retain_graph
-            )
-        elif (rows := self._collected(objectives, named, strategy, scale)) is not None:
-            update = finish(rows, self.settings, scale, delivery)
+        if accumulates:
+            rows = self._collected(objectives, named, strategy, scale)
         else:
+            self._note(first=True)
+            objectives = in_halves(self.settings.aggregator, objectives)
+            # The row of a rank is one gradient, which may as well be kept.
+            keeps = objectives.kind == "ranks" and Pool().size > 1
+            rows = self._begun(named, keeps=keeps, retain_graph=retain_graph)
+            rows.add(objectives, scale=1.0 if scale is None else scale)
+        if rows is None:
             # Nothing to deliver yet: a leaf that nobody else has, so that nobody's hooks run.
             return surrogate(loss, [torch.zeros((), requires_grad=True)], [torch.zeros(())])
+        update = compute_update(
+            rows,
+            self.settings.aggregator,
+            groups=self.settings.groups,
+            overflow="raise" if scale is None else "mean",  # which is the business of a scaler
+            delivery=delivery,
+        )
         # In manual optimization, other losses of the batch may reach the rest.
         if module.automatic_optimization:
             shared = self.settings.params == "shared"
@@ -249,6 +259,19 @@ class Session:
             return update.surrogate(loss)
         scalar = update.surrogate()
         return scalar if pieces == 1 else scalar / pieces
+
+    def _begun(
+        self, named: NamedParameters, *, keeps: bool = True, retain_graph: bool = False
+    ) -> Rows:
+        """Rows of one micro-batch, or (kept) of several, on all processes."""
+        return collect(
+            named,
+            select=self.settings.params,
+            nonfinite=self.settings.nonfinite,
+            keeps=keeps,
+            options=self.settings.tape,
+            retain_graph=retain_graph,
+        )
 
     def _collected(
         self,
@@ -261,7 +284,7 @@ class Session:
         loop = strategy.lightning_module.trainer.fit_loop
         piece = loop.batch_idx % loop.trainer.accumulate_grad_batches
         if first := self._rows is None or piece == 0:
-            self._rows = begin(named, self.settings)
+            self._rows = self._begun(named)
         self._note(first=first)
         objectives = in_halves(self.settings.aggregator, objectives, piece)
         self._rows.add(objectives, scale=1.0 if scale is None else scale)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_jd.core import unsupported_by_pieces
+from lightning_jd.aggregators import Method
+from lightning_jd.core import Nonfinite, unsupported_by_pieces
+from lightning_jd.engines import Select
 from lightning_jd.errors import SetupError
 from lightning_jd.surfaces._settings import Settings
 
@@ -59,7 +61,7 @@ def check_supported(trainer: Any, module: Any, settings: Settings) -> None:
             "strategy='ddp'."
         )
     if "ModelParallelStrategy" in ancestors:
-        check_sharded(settings)
+        check_sharded(settings.params, settings.nonfinite, settings.aggregator)
     elif trainer.world_size > 1 and "DDPStrategy" not in ancestors:
         raise SetupError(
             "Jacobian descent on several processes requires strategy='ddp', 'jd_ddp' or "
@@ -80,21 +82,21 @@ def check_supported(trainer: Any, module: Any, settings: Settings) -> None:
         )
 
 
-def check_sharded(settings: Settings) -> None:
+def check_sharded(params: Select, nonfinite: Nonfinite, method: Method) -> None:
     """Raise an error for options that sharded parameters (FSDP2) do not support.
 
     Raises:
         SetupError: With the reason and the remedy.
     """
-    if settings.params == "shared":
+    if params == "shared":
         raise SetupError(
             "params='shared' cannot be combined with ModelParallelStrategy, which hides which "
             "task reaches which parameter. Use a name pattern as `params`."
         )
-    if settings.nonfinite == "skip":
+    if nonfinite == "skip":
         raise SetupError(
             "nonfinite='skip' cannot be combined with ModelParallelStrategy: all processes run "
             "every backward pass together, so none can drop its part. Set nonfinite='raise'."
         )
-    if problem := unsupported_by_pieces(settings.aggregator):
+    if problem := unsupported_by_pieces(method):
         raise SetupError(problem)

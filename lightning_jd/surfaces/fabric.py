@@ -7,37 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from lightning_jd.aggregators import AggregatorSpec, method_of_call, with_cheaper_weights
-from lightning_jd.core import (
-    Groups,
-    MemoryOption,
-    Nonfinite,
-    Report,
-    RowsOption,
-    delivery_to,
-    first_reduction_held,
-    full_precision,
-    loss_scale,
-    objectives_of,
-    old_names,
-    show_pieces,
-    start_first_reduction,
-    warn_slow,
-)
-from lightning_jd.engines import (
-    Losses,
-    Parameters,
-    Select,
-    Split,
-    SplitSpec,
-    named_parameters_of,
-)
+from lightning_jd.aggregators import AggregatorSpec
+from lightning_jd.core import Groups, Loop, MemoryOption, Nonfinite, Report, RowsOption, old_names
+from lightning_jd.engines import Losses, Parameters, Select, SplitSpec, TapeOptions
 from lightning_jd.errors import SetupError
-from lightning_jd.surfaces._settings import Settings
-from lightning_jd.surfaces._splitter import Splitter
-from lightning_jd.surfaces._step import compute_step
 from lightning_jd.surfaces._support import SHARED_IS_HIDDEN, STATIC_ACCUMULATES, check_sharded
 
 __all__ = ["backward"]
@@ -88,51 +63,43 @@ def backward(
         SetupError: If the strategy of ``fabric`` is not supported.
         NonFiniteError: If a loss or gradient is NaN or infinite and ``nonfinite="raise"``.
     """
-    settings = Settings(
-        with_cheaper_weights(method_of_call(aggregator), weights_from),
-        rows,
-        params,
-        groups,
+    _check_strategy(fabric)
+    loop = Loop.of(
+        model,
+        aggregator,
+        weights_from,
+        params=params,
+        rows=rows,
+        groups=groups,
         nonfinite=nonfinite,
-        memory=memory,
-        check_every=check_every,
-        split=Split.of(split),
+        options=TapeOptions(memory, check_every=check_every),
+        split=split,
+        scaler=getattr(fabric.strategy.precision, "scaler", None),
+        depth=4,
+        deliver=fabric.backward,
     )
-    _check_supported(fabric, settings)
-    # What `setup` returns wraps the model, whose names are the ones that patterns are about.
-    module = getattr(model, "_original_module", model)
-    if isinstance(module, nn.Module):
-        show_pieces(module)
-    named = named_parameters_of(module)
-    objectives = Splitter(settings.split)(losses) or objectives_of(losses, rows)
-    scaler = getattr(fabric.strategy.precision, "scaler", None)
-    scale = loss_scale(scaler, fabric.device, objectives.m)
+    if "ModelParallelStrategy" in _ancestors(fabric):
+        check_sharded(params, nonfinite, loop.method)
+    for option in ("find_unused_parameters", "static_graph"):
+        if getattr(fabric.strategy, "_ddp_kwargs", {}).get(option) and params == "shared":
+            raise SetupError(SHARED_IS_HIDDEN.format(option))
     wrapped: Any = getattr(model, "_forward_module", None)
     if getattr(wrapped, "static_graph", False) and not wrapped.require_backward_grad_sync:
         raise SetupError(f"{STATIC_ACCUMULATES}.")
-    with _inside_backward(fabric), full_precision(fabric.device), first_reduction_held(wrapped):
-        update = compute_step(objectives, named, settings, scale, delivery_to(wrapped))
-    warn_slow(update.report.slow, stacklevel=3)
-    scalar = update.surrogate()
-    start_first_reduction(wrapped, scalar)
-    # An ordinary backward pass would reach other leaves too.
-    fabric.backward(scalar, **({} if update.combined is None else {"inputs": update.params}))
-    return update.report
+    with _inside_backward(fabric):
+        return loop.step(losses)
 
 
-def _check_supported(fabric: Any, settings: Settings) -> None:
-    strategy = fabric.strategy
-    ancestors = {cls.__name__ for cls in type(strategy).__mro__}
-    if not ancestors & _STRATEGIES:
+def _ancestors(fabric: Any) -> set[str]:
+    return {cls.__name__ for cls in type(fabric.strategy).__mro__}
+
+
+def _check_strategy(fabric: Any) -> None:
+    if not _ancestors(fabric) & _STRATEGIES:
         raise SetupError(
             "Jacobian descent with Fabric must run on one device, with strategy='ddp' or with "
-            f"ModelParallelStrategy, got {type(strategy).__name__}."
+            f"ModelParallelStrategy, got {type(fabric.strategy).__name__}."
         )
-    if "ModelParallelStrategy" in ancestors:
-        check_sharded(settings)
-    for option in ("find_unused_parameters", "static_graph"):
-        if getattr(strategy, "_ddp_kwargs", {}).get(option) and settings.params == "shared":
-            raise SetupError(SHARED_IS_HIDDEN.format(option))
 
 
 @contextmanager

@@ -10,17 +10,22 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lightning_jd.aggregators import (
+    COSMOS,
     DWA,
     FAMO,
     GLS,
     IMTLL,
+    PBI,
     RGW,
     RLW,
     STCH,
     UW,
+    UWSO,
     Balancer,
     Equal,
     LogLosses,
+    ReLoBRaLo,
+    SoftAdapt,
     Step,
     available,
 )
@@ -67,6 +72,71 @@ def test_weights_are_the_derivatives_of_the_definition(
     balancer: Balancer, definition: Callable[[Tensor], Tensor]
 ) -> None:
     assert_close(balancer.weights(LOSSES), gradient(definition, LOSSES), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("preference", [[1.0, 2.0, 3.0, 4.0], [0.1, 0.1, 5.0, 0.1]])
+def test_cosmos_and_pbi_are_those_of_torchjd(preference: list[float]) -> None:
+    theirs = pytest.importorskip("torchjd.scalarization")
+    p = torch.tensor(preference, dtype=torch.float64)
+    for t in range(5):
+        values = losses_at(t)
+        expected = gradient(theirs.COSMOS(2.0, p), values)
+        found = COSMOS(2.0, preference).weights(values)
+        assert_close(found, expected, rtol=1e-10, atol=1e-12)
+        z = 0.1 * losses_at(t + 50)
+        expected = gradient(theirs.PBI(5.0, p, z), values)  # it adds 1e-12 to a square
+        found = PBI(5.0, preference, z.tolist()).weights(values)
+        assert_close(found, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_losses_in_the_ratio_of_the_preference_pay_no_penalty() -> None:
+    p = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    assert_close(PBI(preference=p.tolist()).weights(3 * p), p / p.norm(), rtol=1e-12, atol=0)
+    assert_close(COSMOS(preference=p.tolist()).weights(3 * p), p, rtol=1e-12, atol=0)
+    zero = torch.zeros(4, dtype=torch.float64)
+    assert_close(PBI(preference=p.tolist()).weights(zero), p / p.norm())
+    assert_close(COSMOS(preference=p.tolist()).weights(zero), p)
+
+
+def test_uwso_is_a_softmax_of_the_weights_that_uw_learns() -> None:
+    expected = (2 * optimal_uncertainty_weights(LOSSES) / 0.7).softmax(dim=0)
+    assert_close(UWSO(temperature=0.7).weights(LOSSES), expected, rtol=1e-12, atol=0)
+
+
+def optimal_uncertainty_weights(losses: Tensor) -> Tensor:
+    """``exp(-s) / 2`` at the minimum over s of ``(exp(-s) l + s) / 2``."""
+    return 0.5 * torch.exp(-losses.log())
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_softadapt_is_its_definition(normalized: bool) -> None:
+    balancer, last = SoftAdapt(beta=0.7, normalized=normalized), losses_at(0)
+    assert_close(balancer.weights(last), torch.full_like(last, 0.25))
+    for t in range(1, 8):
+        s = losses_at(t) - last
+        s = s / s.abs().sum() if normalized else s
+        powers = [math.exp(0.7 * float(change)) for change in s]
+        expected = torch.tensor(powers, dtype=torch.float64) / sum(powers)
+        assert_close(balancer.weights(losses_at(t)), expected, rtol=1e-12, atol=0)
+        last = losses_at(t)
+
+
+def test_relobralo_is_its_definition() -> None:
+    balancer = ReLoBRaLo(alpha=0.8, rho=0.5, temperature=0.6, seed=3)
+    draws = torch.Generator().manual_seed(3)
+    first = last = losses_at(0)
+    weights = torch.ones(4, dtype=torch.float64)
+    lookbacks = 0
+    for t in range(40):
+        now = losses_at(t)
+        stays = float(torch.rand((), generator=draws)) < 0.5
+        lookbacks += not stays
+        if t:
+            history = weights if stays else 4 * (now / first / 0.6).softmax(dim=0)
+            weights = 0.8 * history + 0.2 * 4 * (now / last / 0.6).softmax(dim=0)
+        assert_close(balancer.weights(now), weights, rtol=1e-12, atol=0)
+        last = now
+    assert 10 < lookbacks < 30
 
 
 def test_dwa_is_that_of_torchjd() -> None:
@@ -128,7 +198,7 @@ def test_rlw_draws_what_rgw_draws() -> None:
         assert torch.equal(mine.weights(torch.ones(5)), other.weights(torch.eye(5)))
 
 
-@pytest.mark.parametrize("cls", [LogLosses, GLS, FAMO], ids=lambda cls: cls.name)
+@pytest.mark.parametrize("cls", [LogLosses, GLS, FAMO, UWSO], ids=lambda cls: cls.name)
 @pytest.mark.parametrize("bad", [0.0, -1.0])
 def test_a_logarithm_needs_positive_losses(cls: type[Balancer], bad: float) -> None:
     with pytest.raises(ArgumentError, match=rf"must have positive losses.*'1' \({bad:.4g}\)"):
@@ -161,6 +231,12 @@ def test_arguments_must_be_in_their_range() -> None:
         (lambda: FAMO(weight_decay=-1), "`weight_decay` must be at least 0"),
         (lambda: FAMO(lower_bounds={"a": math.inf}), "`lower_bounds` must be finite"),
         (lambda: STCH(mu=0), "`mu` must be positive"),
+        (lambda: PBI(penalty=-1), "`penalty` must be at least 0"),
+        (lambda: COSMOS(penalty=math.inf), "`penalty` must be at least 0 and finite"),
+        (lambda: UWSO(temperature=0), "`temperature` must be positive"),
+        (lambda: SoftAdapt(beta=0), "`beta` must be positive"),
+        (lambda: ReLoBRaLo(alpha=1.5), "`alpha` must be from 0 to 1"),
+        (lambda: ReLoBRaLo(rho=-0.1), "`rho` must be from 0 to 1"),
         (lambda: STCH(preference=[1, 0]), "`preference` must be positive numbers"),
         (lambda: STCH(reference=[math.nan]), "`reference` must be finite numbers"),
     ]

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 from torch.testing import assert_close
 
-from lightning_jd.aggregators import IMTLG, MGDA, AlignedMTL, CAGrad, DualProj
+from lightning_jd.aggregators import IMTLG, MGDA, AlignedMTL, CAGrad, CappedMGDA, DualProj, Step
 from lightning_jd.linalg import min_norm_residuals
-from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians, matrix
+from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians, matrix, normal
 
 
 @EXAMPLES
@@ -35,6 +36,69 @@ def test_mgda_on_the_example_of_the_paper(a: float, expected: float) -> None:
     assert_close(MGDA()(J), torch.full((2,), expected, dtype=J.dtype), rtol=1e-9, atol=0)
 
 
+def capped_gap(G: Tensor, v: Tensor, cap: float) -> float:
+    """By how much a vertex of the bounded simplex is nearer along Jᵀv, relative to the terms."""
+    m, norms = len(G), G.diagonal().clamp(min=0).sqrt()
+    shares = torch.zeros(m).double()
+    for i in range(m):
+        shares[i] = min(cap, 1 - float(shares.sum()))
+    best = torch.zeros(m).double()
+    best[(G @ v).argsort()] = shares
+    size = float(v @ norms)
+    return float(v @ G @ v - best @ G @ v) / max(size * (size + float(best @ norms)), 1e-300)
+
+
+@EXAMPLES
+@given(J=jacobians(), cap=st.sampled_from([0.3, 0.5, 0.9]))
+def test_capped_mgda_is_certified(J: Tensor, cap: float) -> None:
+    G, m = J @ J.T, len(J)
+    v, bound = CappedMGDA(cap).weights(G), max(cap, 1 / m)
+    assert bool((v >= -1e-12).all() & (v <= bound + 1e-12).all())
+    assert_close(float(v.sum()), 1.0, rtol=1e-12, atol=0)
+    assert capped_gap(G, v, bound) <= 1e-10
+
+
+@pytest.mark.parametrize("cap", [0.21, 1 / 3, 0.5, 0.75])
+@pytest.mark.parametrize("name", ["full_rank_5x9", "strongly_conflicting", "agreeing_rows"])
+def test_capped_mgda_agrees_with_quadprog(name: str, cap: float) -> None:
+    qpsolvers = pytest.importorskip("qpsolvers")
+    G = MATRICES[name] @ MATRICES[name].T
+    m = len(G)
+    expected = qpsolvers.solve_qp(
+        G.numpy(),
+        np.zeros(m),
+        A=np.ones((1, m)),
+        b=np.ones(1),
+        lb=np.zeros(m),
+        ub=np.full(m, max(cap, 1 / m)),
+        solver="quadprog",
+    )
+    found = CappedMGDA(cap).weights(G)
+    assert_close(found, torch.from_numpy(expected), rtol=1e-7, atol=1e-9)
+
+
+def test_capped_mgda_finds_rows_that_cancel_whatever_their_order() -> None:
+    J = matrix([-1.0], [-1.0], [1.0])
+    for order in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):
+        assert not CappedMGDA(0.5)(J[order]).any()
+
+
+def test_capped_mgda_is_between_mgda_and_the_mean() -> None:
+    J = MATRICES["strongly_conflicting"]
+    assert_close(CappedMGDA(1.0)(J), MGDA()(J), rtol=1e-9, atol=0)
+    assert_close(CappedMGDA(0.2)(J), J.mean(dim=0), rtol=1e-9, atol=1e-12)
+    lengths = [float(CappedMGDA(cap)(J).norm()) for cap in (0.2, 0.3, 0.5, 1.0)]
+    assert lengths[0] > lengths[1] > lengths[2] >= lengths[3] - 1e-12
+
+
+@pytest.mark.parametrize("m", [60, 128])
+def test_capped_mgda_of_many_rows_is_certified(m: int) -> None:
+    for seed, n in ((1, 2 * m), (2, m // 3)):
+        G = (lambda A: A @ A.T)(normal(seed, m, n) + 0.1)
+        for cap in (1.5 / m, 0.1, 0.5):
+            assert capped_gap(G, CappedMGDA(cap).weights(G), cap) <= 1e-10
+
+
 def test_cagrad_on_the_example_of_the_paper() -> None:
     a, c = 3.0, 0.5  # c sqrt(1 + a²) + 1 < a²: only the first row limits
     J = torch.tensor([[2.0, 0.0], [0.0, 2 * a]], dtype=torch.float64)
@@ -53,10 +117,15 @@ def test_cagrad_at_a_stationary_point_takes_the_best_direction_nearest_to_the_me
     "name", ["full_rank_5x9", "strongly_conflicting", "more_rows_than_columns"]
 )
 @pytest.mark.parametrize("c", [0.2, 0.8])
-def test_cagrad_agrees_with_a_general_optimiser_on_the_dual(name: str, c: float) -> None:
+@pytest.mark.parametrize("preferred", [False, True])
+def test_cagrad_agrees_with_a_general_optimiser_on_the_dual(
+    name: str, c: float, preferred: bool
+) -> None:
     J = MATRICES[name]
     m, G = len(J), (J @ J.T).numpy()
-    u = np.full(m, 1 / m)
+    u = np.arange(1.0, m + 1) / (m * (m + 1) / 2) if preferred else np.full(m, 1 / m)
+    step = Step(tuple(map(str, range(m))))
+    preference = {str(i): 3.0 * p for i, p in enumerate(u)} if preferred else None
     radius = c * np.sqrt(u @ G @ u)
     result = minimize(
         lambda w: u @ G @ w + radius * np.sqrt(w @ G @ w),
@@ -69,7 +138,31 @@ def test_cagrad_agrees_with_a_general_optimiser_on_the_dual(name: str, c: float)
     )
     w = result.x
     expected = torch.from_numpy(u + radius / np.sqrt(w @ G @ w) * w) @ J
-    assert_close(CAGrad(c)(J), expected, rtol=1e-4, atol=1e-4)  # what SLSQP reaches
+    found = CAGrad(c, preference).weigh(J @ J.T, step) @ J
+    assert_close(found, expected, rtol=1e-4, atol=1e-4)  # what SLSQP reaches
+    q = np.minimum(w, u)
+    expected = torch.from_numpy(u + radius / np.sqrt(q @ G @ q) * q) @ J
+    found = CAGrad(c, preference, clipped=True).weigh(J @ J.T, step) @ J
+    assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_clipped_correction_of_cagrad_on_a_published_example() -> None:
+    # A reproduction of the paper on RACO reports the coefficient 0.356145 of the first gradient.
+    J = torch.tensor([[1.0, -4.0], [-1.0, 1.0]], dtype=torch.float64)
+    p = torch.tensor([0.2, 0.8], dtype=torch.float64)
+    y = CAGrad(0.5, p.tolist()).weights(J @ J.T) - p
+    assert_close(float(y[0] / y.sum()), 0.356145, rtol=1e-5, atol=0)
+    q = torch.stack([p[0], y[1] / y.sum()])  # the first share is clipped, the second is not
+    mean, correction = p @ J, q @ J
+    expected = mean + 0.5 * mean.norm() * correction / correction.norm()
+    assert_close(CAGrad(0.5, p.tolist(), clipped=True)(J), expected, rtol=1e-9, atol=0)
+
+
+def test_where_the_clipped_correction_vanishes_cagrad_is_the_mean() -> None:
+    J = matrix([1.0, 0.0], [-1.0, 0.0], [0.0, 1.0])  # stationary: half of the first two
+    preference = [0.25, 0.25, 0.5]
+    d = CAGrad(0.5, preference, clipped=True)(J)
+    assert_close(d, torch.tensor(preference).double() @ J, rtol=1e-9, atol=1e-12)
 
 
 # --- IMTL-G and Aligned-MTL: their equations, the pseudo-inverse, and the decision about the rank

@@ -12,8 +12,6 @@ from lightning_jd.errors import ArgumentError
 from tests.helpers.gramians import FAMILIES
 from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians, normal
 
-STATIONARY = ["stationary", "opposite_rows", "zero_row", "zero", "paper_pcgrad", "paper_mean"]
-
 
 @EXAMPLES
 @given(J=jacobians(), epsilon=st.sampled_from([0.1, 1.0, 30.0]))

@@ -23,10 +23,15 @@ METHODS: dict[str, type[Method]] = available()
 STATEFUL = {name: cls for name, cls in METHODS.items() if issubclass(cls, Stateful)}
 # GradVac has random orders, which belong to positions.
 UNORDERED = {name: cls for name, cls in STATEFUL.items() if name != "gradvac"}
+MADE = {"pcd": {"primary": "b"}}  # by default it is a position
 every_stateful = pytest.mark.parametrize("cls", STATEFUL.values(), ids=STATEFUL)
 every_unordered = pytest.mark.parametrize("cls", UNORDERED.values(), ids=UNORDERED)
 
 NAMES = ("a", "b", "c")
+
+
+def made(cls: type[Method]) -> Method:
+    return cls(**MADE.get(cls.name, {}))
 
 
 def rows(t: int, m: int = 3) -> Tensor:
@@ -62,11 +67,11 @@ def run(method: Method, steps: range) -> Tensor:
 def test_a_fresh_object_continues_bit_for_bit(
     cls: type[Method], steps: int, tmp_path: Path
 ) -> None:
-    original = cls()
+    original = made(cls)
     run(original, range(steps)) if steps else None
     torch.save(original.state_dict(), tmp_path / "state.pt")
     expected = run(original, range(steps, steps + 8))
-    fresh = cls()
+    fresh = made(cls)
     run(fresh, range(50, 53))  # it forgets what it had
     fresh.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True), strict=True)
     assert torch.equal(run(fresh, range(steps, steps + 8)), expected)
@@ -95,7 +100,7 @@ def test_groups_have_a_state_each(cls: type[Method]) -> None:
 
 @every_unordered
 def test_the_order_of_the_tasks_may_change_between_steps(cls: type[Method]) -> None:
-    fixed, changing = cls(), cls()
+    fixed, changing = made(cls), made(cls)
     for t in range(6):
         J, step = rows(t), told(t)
         order = torch.arange(3).roll(t).tolist()
@@ -109,7 +114,7 @@ def test_the_order_of_the_tasks_may_change_between_steps(cls: type[Method]) -> N
 
 @every_unordered
 def test_a_task_that_is_absent_keeps_its_state(cls: type[Method]) -> None:
-    method = cls()
+    method = made(cls)
     run(method, range(4))
     before = method.state_dict()["_extra_state"]["groups"][""]["kept"]
     outcome(method, rows(4, 1), told(4, ("b",)))

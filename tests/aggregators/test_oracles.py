@@ -10,6 +10,10 @@ from torch.testing import assert_close
 from lightning_jd.aggregators import (
     CRMOGM,
     DBMTL,
+    LRA,
+    NTK,
+    PCD,
+    CappedMGDA,
     ConFIG,
     ExcessMTL,
     FairGrad,
@@ -81,6 +85,83 @@ def test_the_margin_of_primary_is_the_least_weight_of_the_others() -> None:
     u = torch.full((5,), 0.5).double()
     u[1] = 1
     assert max(map(float, dual_cone_residuals(G, u, w, reg=0)[:3])) <= 1e-8
+
+
+# --- PCD
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.02, 0.7])
+@pytest.mark.parametrize("primary", [0, 2])
+def test_pcd_is_that_of_torchjd(tau: float, primary: int) -> None:
+    mine = PCD(tau=tau, primary=primary, beta=0.9)
+    theirs = torchjd().PCDWeighting(tau=tau, beta=0.9, eps=0.0)
+    order = [primary, *(i for i in range(4) if i != primary)]  # theirs is the first row
+    for t in range(6):
+        A = rows(t) * torch.tensor([[1.0], [30.0], [0.1], [2.0]], dtype=torch.float64)
+        A[1] = A[1] - 40 * A[0] - 400 * A[2]  # against both
+        G = A @ A.T
+        expected = theirs(G[order][:, order])
+        assert_close(mine.weights(G)[order], expected, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", [*REAL, "more_rows_than_columns", "zero_row", "duplicate_rows"])
+def test_pcd_gives_every_other_objective_its_share(name: str) -> None:
+    A, tau = MATRICES[name], 0.3
+    unit = (A / A.norm(dim=1, keepdim=True)).nan_to_num()
+    d = PCD(tau=tau)(A)
+    assert_close(d.norm(), A[0].norm())
+    w = PCD(tau=tau).weights(A @ A.T)
+    # At the first step v = |g|², so rows have length one; undo the last scaling, w_p = 1 before it.
+    step = d / (w[0] * A[0].norm())
+    assert bool((unit[1:] @ step >= tau * unit[1:].norm(dim=1) ** 2 - 1e-9).all())
+
+
+def test_pcd_without_a_possible_direction_is_the_primary_gradient() -> None:
+    A = torch.tensor([[1.0, 2.0], [1.0, 0.0], [-3.0, 0.0]])
+    assert_close(PCD(tau=0.1)(A), A[0])
+    opposite = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    assert_close(PCD(tau=0.0)(opposite), torch.zeros(2))
+    assert_close(PCD(tau=0.1)(opposite), torch.tensor([-1.0, 0.0]))  # the primary one gets worse
+
+
+# --- LRA and NTK
+
+
+def test_lra_is_its_definition() -> None:
+    method, w = LRA(alpha=0.7), torch.ones(4, dtype=torch.float64)
+    for t in range(6):
+        norms = rows(t).norm(dim=1)
+        w = 0.7 * w + 0.3 * norms.sum() / norms
+        assert_close(method.weights(rows(t) @ rows(t).T), w, rtol=1e-12, atol=0)
+    method.weights(torch.zeros(4, 4).double())
+    assert_close(method.weights(torch.zeros(4, 4).double()), w)
+
+
+def test_ntk_has_the_traces_of_the_kernels_of_the_residuals() -> None:
+    points, terms = 6, 3
+    theta = normal(1, 1, 7)[0].requires_grad_()
+    features = normal(2, points * terms, 7)
+    residuals = (features @ theta).sin().view(points, terms)  # not linear
+
+    def row(value: Tensor) -> Tensor:
+        return torch.autograd.grad(value, theta, retain_graph=True)[0]
+
+    K = torch.stack([row(r) for r in residuals.flatten()]).square().sum(dim=1).view(points, terms)
+    expected = K.sum() / K.sum(dim=0)
+    losses = residuals.square()
+    J = torch.stack([row(loss) for loss in losses.flatten()])
+    names = tuple(f"{x}/{term}" for x in range(points) for term in "abc")
+    step = Step(names, losses.flatten(), "instances_tasks", columns=terms)
+    found = NTK().weigh(J @ J.T, step)
+    assert_close(
+        found.view(points, terms), (expected / points).expand(points, terms), rtol=1e-9, atol=0
+    )
+    # One loss per term: the gradients of the roots.
+    means = losses.mean(dim=0)
+    J = torch.stack([row(mean) for mean in means])
+    K = torch.stack([row(mean.sqrt()) for mean in means]).square().sum(dim=1)
+    assert_close(NTK().weigh(J @ J.T, Step(tuple("abc"), means)), K.sum() / K, rtol=1e-9, atol=0)
+    assert not NTK().weigh(torch.zeros(3, 3), Step(tuple("abc"), torch.ones(3))).any()
 
 
 # --- FairGrad
@@ -292,6 +373,10 @@ def test_arguments_must_be_in_their_range() -> None:
         lambda: FairGrad(alpha=0.0),
         lambda: MConFIG(beta1=1.0),
         lambda: Primary(margin=-1.0),
+        lambda: PCD(tau=1.5),
+        lambda: PCD(beta=1.0),
+        lambda: LRA(alpha=-0.1),
+        lambda: CappedMGDA(cap=0.0),
         lambda: ConFIG(preference=[1.0, 0.0]),
     ):
         with pytest.raises(ArgumentError, match=r"^`\w+` must be .* got "):

@@ -96,8 +96,8 @@ def test_an_unknown_name_lists_what_exists() -> None:
     [
         (
             {"name": "cagrad", "radius": 0.4},
-            r"must be those of CAGrad\(c: float = 0\.5\), got \{'radius': 0\.4\}: .* 'radius'\. "
-            r'Write \{"name": "cagrad", "c": \.\.\.\}',
+            r"must be those of CAGrad\(c: float = 0\.5, .*, got \{'radius': 0\.4\}: .* 'radius'\. "
+            r'Write \{"name": "cagrad", "c": \.\.\., .*\}',
         ),
         ("constant", r"must be those of Constant\(weights: .*\), got \{\}: missing .* 'weights'"),
     ],

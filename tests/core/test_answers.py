@@ -62,16 +62,6 @@ def test_on_one_process(aggregator: Any, message: str, groups: Any) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@case
-def test_of_several_micro_batches(aggregator: Any, message: str) -> None:
-    model = nn.Linear(4, 3)
-    rows = collect(named_parameters_of(model))
-    for _ in range(2):
-        rows.add(Objectives.of(losses_of(model)))
-    with pytest.raises(AggregatorError, match=message):
-        compute_update(rows, resolve(aggregator))
-
-
 @pytest.mark.parametrize("keeps", [False, True])
 def test_losses_that_reach_no_parameter_are_refused(keeps: bool) -> None:
     x = torch.ones(3, requires_grad=True)

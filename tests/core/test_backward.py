@@ -9,8 +9,7 @@ from torch.testing import assert_close
 
 from lightning_jd.aggregators import GradDrop, Mean, UPGrad
 from lightning_jd.core import Accumulator, backward
-from lightning_jd.engines import jacobian
-from lightning_jd.engines.tape.graph import _differentiate
+from lightning_jd.engines import _graph, jacobian
 from lightning_jd.errors import ArgumentError, GraphError, NonFiniteError
 from tests.helpers.rows import flat_gradient
 
@@ -190,7 +189,7 @@ def test_the_jacobian_of_instances_costs_no_pass_per_row(model: TwoTasks, x: Ten
         features = model.trunk(x)
         losses = model.depth(features).square().squeeze(1)
         model.zero_grad()
-        with patch.object(_differentiate, "_engine", Mock(wraps=_differentiate._engine)) as engine:
+        with patch.object(_graph, "_engine", Mock(wraps=_graph._engine)) as engine:
             report = backward(losses, model, GradDrop(seed=3))
     assert_close(flat_gradient(dict(named).values()), GradDrop(seed=3)(J))
     assert_close(report.gramian, J @ J.T)

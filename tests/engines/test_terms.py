@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.testing import assert_close
 
-from lightning_jd.core import backward
 from lightning_jd.engines import Objectives, gramian, jacobian, leaves_reached, tasks_reaching
 from lightning_jd.engines._objectives import Term
 
@@ -51,23 +50,6 @@ def test_jacobian_and_gramian(model: TwoHeads, places: str) -> None:
     assert_close(jacobian(split, model, chunk=2), J)
     for _ in range(4):  # ways are measured before one is chosen
         assert_close(gramian(split, model), J @ J.T)
-
-
-@pytest.mark.parametrize("places", ["all", "some"])
-@pytest.mark.parametrize("aggregator", ["upgrad", "graddrop"])
-@pytest.mark.parametrize("select", ["all", "shared", "trunk.*"])
-@pytest.mark.parametrize("memory", ["fast", "low"])
-def test_the_update(
-    model: TwoHeads, places: str, aggregator: str, select: str, memory: str
-) -> None:
-    split, losses = both(model, places)
-    settings = {"params": select, "memory": memory, "retain_graph": True}
-    backward(dict(zip("abc", losses, strict=True)), model, aggregator, **settings)
-    expected = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
-    report = backward(split, model, aggregator, **settings)
-    assert_close([parameter.grad for parameter in model.parameters()], expected)
-    assert report.names == ("a", "b", "c")
 
 
 def test_what_they_reach(model: TwoHeads) -> None:

@@ -1,5 +1,6 @@
 """The examples run, and what they claim holds (they assert it themselves)."""
 
+import os
 import runpy
 import subprocess
 import sys
@@ -37,13 +38,20 @@ def test_the_example_with_a_foreign_module(
     assert "UPGrad: 0.0% of the targets harmed" in capsys.readouterr().out
 
 
+#: Both processes end as soon as the script has: torch may abort while it takes down its threads.
+LEAVE = "import atexit, os, sys; atexit.register(lambda: (sys.stdout.flush(), os._exit(0)))"
+
+
 @pytest.mark.slow
-def test_the_example_that_is_started_twice() -> None:
+def test_the_example_that_is_started_twice(tmp_path: Path) -> None:
     # A script of its own: Lightning starts the second process by running the same command again.
+    (tmp_path / "sitecustomize.py").write_text(LEAVE)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, str(EXAMPLES / "two_processes.py")]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert len(run.stdout.splitlines()) == 6
+    environment = {**os.environ, "PYTHONPATH": path}
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert "Traceback" not in run.stderr, run.stderr
+    assert len(run.stdout.splitlines()) == 6, run.stderr
 
 
 def test_the_command_line_with_its_configuration(

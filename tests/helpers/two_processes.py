@@ -22,6 +22,8 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 Work = Callable[[int, Path], None]
 #: How long a process may wait for the other one, unless a test asks for less.
 PATIENCE = 120.0
+#: How often processes try to connect: gloo fails now and then where the machine is busy.
+_ATTEMPTS = 3
 
 
 def run_in_two_processes(
@@ -70,20 +72,32 @@ class Team:
         self, work: Work, folder: Path, patience: float = PATIENCE, mortal: int | None = None
     ) -> None:
         """Call ``work(rank, folder)`` in all processes; arguments as above."""
-        for pipe in self._pipes:
-            pipe.send((work, folder, patience))
+        for attempt in range(_ATTEMPTS):
+            self._send((work, folder, patience, f"file://{folder}/store{attempt}"))
+            errors = [self._answer(pipe) for pipe in self._pipes]
+            self._send(are_connected := not any(errors))
+            if are_connected:
+                break
+        else:
+            raise AssertionError(f"The processes do not connect:\n{errors}")
         waiting = [pipe for rank, pipe in enumerate(self._pipes) if rank != mortal]
         while waiting:
             for pipe in wait(waiting):
                 assert isinstance(pipe, Connection)
-                rank = self._pipes.index(pipe)
-                try:
-                    error = pipe.recv()
-                except EOFError:
-                    error = "the process has ended"
-                if error is not None:
-                    raise AssertionError(f"In process {rank}:\n{error}")
+                if error := self._answer(pipe):
+                    raise AssertionError(f"In process {self._pipes.index(pipe)}:\n{error}")
                 waiting.remove(pipe)
+
+    def _send(self, message: object) -> None:
+        for pipe in self._pipes:
+            pipe.send(message)
+
+    def _answer(self, pipe: Connection) -> str | None:
+        try:
+            error: str | None = pipe.recv()
+        except EOFError:
+            error = "the process has ended"
+        return error
 
     def stop(self) -> None:
         """End all processes."""
@@ -104,36 +118,45 @@ def _serve(rank: int, size: int, pipe: Connection) -> None:
     # Lightning joins processes that somebody else has started if torchrun seems to have done it.
     environment = {**ranks, **address, "LOCAL_WORLD_SIZE": size, "TORCHELASTIC_RUN_ID": "tests"}
     os.environ.update({name: str(value) for name, value in environment.items()})
-    while True:
-        try:
-            work, folder, patience = pipe.recv()
-        except EOFError:  # the session is over
-            return
-        pipe.send(_attempt(rank, size, work, folder, patience))
-
-
-def _attempt(rank: int, size: int, work: Work, folder: Path, patience: float) -> str | None:
-    """Do the work in a process group of its own; the error, if there was one."""
-    os.chdir(folder)
-    with warnings.catch_warnings():  # filters that a test or an import has left are not its own
-        warnings.resetwarnings()
-        return _attempt_here(rank, size, work, folder, patience)
-
-
-def _attempt_here(rank: int, size: int, work: Work, folder: Path, patience: float) -> str | None:
     try:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{folder}/store",
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=PATIENCE),  # the other one may be busy with its imports
-        )
-        _set_pg_timeout(timedelta(seconds=patience))
-        try:
-            work(rank, folder)
-        finally:
-            dist.destroy_process_group()
+        while True:
+            work, folder, patience, store = pipe.recv()
+            os.chdir(folder)
+            pipe.send(_error_of(_connect, rank, size, store))
+            if pipe.recv():  # all of them are connected
+                pipe.send(_error_of(_work, work, rank, folder, patience))
+            elif dist.is_initialized():
+                dist.destroy_process_group()
+    except EOFError:  # the session is over
+        leave()
+
+
+def _error_of(function: Callable[..., None], *arguments: Any) -> str | None:
+    try:
+        function(*arguments)
     except BaseException:
         return traceback.format_exc()
     return None
+
+
+def _connect(rank: int, size: int, store: str) -> None:
+    patience = timedelta(seconds=PATIENCE)  # the other one may be busy with its imports
+    dist.init_process_group("gloo", store, patience, world_size=size, rank=rank)
+
+
+def _work(work: Work, rank: int, folder: Path, patience: float) -> None:
+    """Do the work in the process group of this test."""
+    _set_pg_timeout(timedelta(seconds=patience))
+    try:
+        with warnings.catch_warnings():  # filters that a test or an import has left are not its own
+            warnings.resetwarnings()
+            work(rank, folder)
+    finally:
+        dist.destroy_process_group()
+
+
+def leave() -> None:
+    """End this process at once: torch may abort while it takes down threads that still run."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

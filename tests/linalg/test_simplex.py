@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
+from lightning_jd.errors import ShapeError
 from lightning_jd.linalg import (
     cagrad_weights,
     dual_cone_weights,
+    halfspace_weights,
     min_norm_residuals,
     min_norm_weights,
     simplex_projection,
@@ -60,6 +62,46 @@ def test_orthogonal_rows_count_by_the_inverse_of_their_squares() -> None:
     squares = torch.logspace(-8, 8, 9, dtype=torch.float64)
     expected = (1 / squares) / (1 / squares).sum()
     assert_close(min_norm_weights(squares.diag()), expected, rtol=1e-12, atol=0)
+
+
+# The shortest vector in half-spaces
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=["float64", "float32"])
+@pytest.mark.parametrize("m", [1, 4, 30])
+def test_the_shortest_vector_in_half_spaces_agrees_with_quadprog(
+    m: int, dtype: torch.dtype
+) -> None:
+    qpsolvers = pytest.importorskip("qpsolvers")
+    J = torch.randn(m, 2 * m, generator=torch.Generator().manual_seed(m)).double()
+    J *= torch.logspace(-1, 1, m)[:, None]
+    b = torch.linspace(-1, 2, m, dtype=torch.float64) * J.norm(dim=1)
+    expected = qpsolvers.solve_qp(
+        torch.eye(2 * m).double().numpy(),
+        torch.zeros(2 * m).double().numpy(),
+        -J.numpy(),
+        -b.numpy(),
+        solver="quadprog",
+    )
+    v = halfspace_weights((J @ J.T).to(dtype), b)
+    assert v.dtype == dtype
+    precision = 1e-9 if dtype == torch.float64 else 1e-4
+    assert_close(v.double() @ J, torch.from_numpy(expected), rtol=precision, atol=precision)
+
+
+def test_half_spaces_with_dependent_normals_have_a_shortest_vector() -> None:
+    J = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    b = torch.tensor([1.0, 3.0, 0.0], dtype=torch.float64)
+    v = halfspace_weights(J @ J.T, b)
+    assert_close(v @ J, torch.tensor([1.5, 0.0], dtype=torch.float64))
+    assert v[2] == 0
+
+
+def test_bounds_and_preferences_must_fit_the_gramian() -> None:
+    with pytest.raises(ShapeError, match=r"`bounds` must have one entry per row \(2\), got shape"):
+        halfspace_weights(torch.eye(2), torch.ones(3))
+    with pytest.raises(ShapeError, match=r"`preference` must have one entry per objective \(2\)"):
+        cagrad_weights(torch.eye(2), 0.5, torch.ones(3))
 
 
 # CAGrad

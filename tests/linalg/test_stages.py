@@ -18,8 +18,7 @@ from lightning_jd.linalg import (
     dual_cone_weights,
 )
 from lightning_jd.linalg._arrays import Array, Mask
-from lightning_jd.linalg._guess import guess_positive
-from lightning_jd.linalg._principal import PrincipalSystems, Shared, shared_set
+from lightning_jd.linalg._principal import PrincipalSystems, Shared
 from lightning_jd.linalg._scaling import unit_diagonal
 from tests.helpers.gramians import FAMILIES
 
@@ -35,31 +34,12 @@ def is_solved(C: Tensor, Z: Tensor) -> bool:
     return bool((_stages.natural_residual(C, C, Z) <= 1e-11).all())
 
 
-def nothing_positive(C: Tensor, Q: Tensor) -> Tensor:
-    return torch.zeros_like(Q, dtype=torch.bool)
-
-
-def everything_positive(C: Tensor, Q: Tensor) -> Tensor:
-    return torch.ones_like(Q, dtype=torch.bool)
-
-
 def gives_up(C: Tensor, Q: Tensor, positive: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(Q), torch.arange(len(Q))
 
 
-@pytest.mark.parametrize("family", ["gaussian", "conflicting", "cnn_like"])
-def test_the_guess_is_mostly_right(family: str) -> None:
-    C = unit_diagonal(FAMILIES[family](M, 0), 0.0).C
-    right = _stages.solve(C, C, 0.0) > 0
-    assert (guess_positive(C, C) == right).to(torch.float64).mean() > 0.9
-
-
-@pytest.mark.parametrize("guess", [nothing_positive, everything_positive])
-def test_pivoting_repairs_a_useless_guess(
-    unit: Tensor, guess: Callable[[Tensor, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_stages, "guess_positive", guess)
-    assert is_solved(unit, _stages.solve(unit, unit, 0.0))
+def everything_positive(C: Tensor, Q: Tensor) -> Tensor:
+    return torch.ones_like(Q, dtype=torch.bool)
 
 
 def test_the_proximal_stage_repairs_a_shared_pivot_that_fails(
@@ -74,15 +54,6 @@ def test_the_proximal_stage_repairs_a_shared_pivot_that_fails(
         ),
     )
     assert is_solved(unit, _stages.solve(unit, unit, 0.0))
-
-
-def test_the_interior_point_alone_is_accurate(
-    unit: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_stages, "pivot", gives_up)
-    Z = _stages.solve(unit, unit, 0.0)
-    # Without exact pivoting afterwards: as near as an interior point gets, and no worse.
-    assert (_stages.natural_residual(unit, unit, Z) <= 1e-8).all()
 
 
 def test_if_every_stage_fails_the_best_answer_is_returned(
@@ -201,20 +172,3 @@ def test_a_matrix_that_is_not_positive_definite_is_an_error() -> None:
     C = -np.eye(ROWS)
     with pytest.raises(np.linalg.LinAlgError):
         PrincipalSystems(C, C, sets(0.5)).solve(slice(None), sets(0.5))
-
-
-def test_the_set_that_leaves_the_least_work_is_shared() -> None:
-    def differ(base: Mask) -> Mask:
-        return base ^ (np.random.default_rng(0).random((200, len(base))) < 0.02)
-
-    m = 200
-    assert shared_set(differ(np.zeros(m, dtype=bool))).inside is None
-    everything = shared_set(differ(np.ones(m, dtype=bool)))
-    assert everything.symmetric
-    assert everything.inside is not None
-    assert everything.inside.all()
-    half = np.arange(m) < m // 2
-    most = shared_set(differ(half))
-    assert not most.symmetric
-    assert most.inside is not None
-    np.testing.assert_array_equal(most.inside, half)

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 from lightning_jd.surfaces import JacobianDescent
 from tests.helpers.halves import shared_batches
 from tests.helpers.lightning import Regression, trainer, weights
+from tests.helpers.two_processes import leave
 
 ROOT = Path(__file__).parents[2]
 FORMS: list[Any] = ["instances", "tasks"]
@@ -123,3 +124,5 @@ def on_a_worker(config: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     on_a_node(Path(sys.argv[1]))
+    torch.distributed.destroy_process_group()
+    leave()

@@ -18,6 +18,7 @@ from torch.testing import assert_close
 from lightning_jd.surfaces import JacobianDescent
 from tests.helpers.halves import shared_batches
 from tests.helpers.lightning import Regression, trainer, weights
+from tests.helpers.two_processes import leave
 
 #: `ddp`, which starts the script again, is that of `examples/two_processes.py`.
 LAUNCHERS = ["ddp_fork", "ddp_notebook", "jd_ddp_fork", "jd_ddp_notebook", "ddp_spawn"]
@@ -44,6 +45,7 @@ def main() -> None:
         actual = train(strategy=name, devices=2, callbacks=callbacks)
         assert_close(actual, expected, rtol=0, atol=1e-10)
         print(name)
+    leave()
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from torch.testing import assert_close
 
 from lightning_jd import Accumulator, backward
 from lightning_jd.errors import SetupError
-from tests.helpers.two_processes import run_in_two_processes
+from tests.helpers.two_processes import leave, run_in_two_processes
 
 MICRO, BATCH, STEPS = 2, 12, 2
 
@@ -213,6 +213,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         print("equal")
     dist.destroy_process_group()
+    leave()
 
 
 @pytest.mark.slow

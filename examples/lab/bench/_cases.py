@@ -54,11 +54,29 @@ CASES: dict[str, Case] = {
     case.name: case
     for case in [
         *_paper_cases(),
+        *(
+            Case(f"cifar10-{batch}", partial(cnn, "cifar10", batch), "upgrad", 1.5)
+            for batch in (128, 256)
+        ),
         Case("mlp-64", lambda: mlp(64), "upgrad", 1.15),
         Case("mlp-256", lambda: mlp(256), "mean", 1.2),
+        *(
+            Case(f"mlp-512-{batch}", partial(mlp, batch, 512), "upgrad", must)
+            for batch, must in ((128, 2.3), (256, 3.2))
+        ),
         Case("resnet18", resnet18, "upgrad", 1.25, skips=("autojac",)),
+        *(
+            Case(
+                f"transformer-short-{batch}",
+                partial(transformer, batch, 128, 3, 32),
+                "upgrad",
+                must,
+                skips=("autojac",),
+            )
+            for batch, must in ((32, 1.7), (128, 2.1))
+        ),
         Case("transformer", transformer, "upgrad", 1.35),
-        Case("transformer-256", lambda: transformer(256), "upgrad", 1.6, skips=("autojac",)),
+        Case("transformer-256", lambda: transformer(256), "upgrad", 1.6, skips=("autojac", "loop")),
         Case("mlp-8-tasks", lambda: mlp_tasks(8), "upgrad", 2.5),
         Case("mlp-40-tasks", lambda: mlp_tasks(40), "upgrad", 7.0),
         Case("cnn-8-tasks", lambda: cnn_tasks(8), "upgrad", 5.0),

@@ -25,11 +25,9 @@ from examples.lab.folders import writable_folder
 from examples.lab.report import Report, Value
 from examples.lab.work.networks import Work, cnn, mean_of, mlp, mlp_tasks
 from lightning_jd.aggregators import resolve
-from lightning_jd.core import delivery_to, objectives_of
+from lightning_jd.core import collect, compute_update, delivery_to, objectives_of
 from lightning_jd.engines import named_parameters_of
 from lightning_jd.errors import ArgumentError, JDError
-from lightning_jd.surfaces._settings import Settings
-from lightning_jd.surfaces._step import compute_step
 
 
 @dataclass(frozen=True)
@@ -213,7 +211,7 @@ def measure_here(case: Case, processes: int, repeats: int) -> dict[str, Value]:
     model = DistributedDataParallel(work.model)
     named = named_parameters_of(work.model)
     rows: Literal["ranks"] | None = "ranks" if case.kind == "ranks" else None
-    settings = Settings(resolve("upgrad"), rows=rows)
+    method = resolve("upgrad")
     sent: Mapping[str, int] = {}
 
     def plain() -> None:
@@ -225,7 +223,9 @@ def measure_here(case: Case, processes: int, repeats: int) -> dict[str, Value]:
         model.zero_grad(set_to_none=True)
         losses = work.losses(model)
         objectives = objectives_of(mean_of(losses) if case.kind == "ranks" else losses, rows)
-        update = compute_step(objectives, named, settings, None, delivery_to(model))
+        collected = collect(named, keeps=case.kind == "ranks")
+        collected.add(objectives)
+        update = compute_update(collected, method, delivery=delivery_to(model))
         update.surrogate().backward()
         sent = update.report.bytes_sent
 

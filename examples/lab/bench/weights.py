@@ -13,6 +13,7 @@ from examples.lab.console import progress_bar
 from examples.lab.device import here, measured_on
 from examples.lab.folders import writable_folder
 from examples.lab.report import Report, Value
+from examples.lab.threads import busy_cores
 from lightning_jd.aggregators import GramianAggregator, resolve
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.linalg import RelativeTo, dual_cone_residuals, dual_cone_weights
@@ -35,6 +36,7 @@ _COLUMNS = {
     "family": "Gramian",
     "m": "m",
     "ours_ms": "ours ms",
+    "busy_ms": "busy: ours ms",
     "torchjd_ms": "TorchJD ms",
     "ratio": "times faster",
     "target": "target",
@@ -47,7 +49,7 @@ _COLUMNS = {
     "slackness_row": "slackness, reg 1e-4 of the row",
 }
 # A terminal has room for the worse of the two residuals only.
-_ON_TERMINAL = {key: _COLUMNS[key] for key in list(_COLUMNS)[:6]} | {
+_ON_TERMINAL = {key: _COLUMNS[key] for key in list(_COLUMNS)[:7]} | {
     "mark": "target",
     "residual_0": "residual, reg 0",
     "residual_reg": "residual, reg 1e-4",
@@ -83,6 +85,7 @@ def weights(
     methods: Sequence[str] = tuple(_OPPONENTS),
     repeats: int = 20,
     m1024: bool = True,
+    busy: bool = False,
     clock: Clock = "wall",
     device: str = "cpu",
     output: str = "results",
@@ -104,6 +107,7 @@ def weights(
         methods: Aggregators by name; those beyond upgrad and dualproj run on two families only.
         repeats: Rounds for each case; cases that take long get fewer.
         m1024: Also time UPGrad and DualProj with 1024 objectives (without TorchJD: minutes).
+        busy: Also time ours of UPGrad and DualProj beside one busy process per core.
         clock: "wall", or "cpu" for processor time, which other programs disturb less.
         device: Where the Gramians are: "cpu", "cuda", ...
         output: The folder for weights.json and weights.md.
@@ -116,6 +120,10 @@ def weights(
             for case in cases:
                 start(f"{case.method} {case.family} m={case.m}")
                 rows.append(_measured(case, repeats, clock))
+        if busy:
+            with busy_cores():
+                for row in rows:
+                    row |= _busy(_Case(str(row["method"]), str(row["family"]), row["m"]), repeats)
         report = _report(rows, clock)
     report.publish(output)
 
@@ -172,6 +180,16 @@ def _measured(case: _Case, repeats: int, clock: Clock) -> dict[str, Value]:
     if case.method in _CERTIFIED:
         row |= _certificates(case, G)
     return row
+
+
+def _busy(case: _Case, repeats: int) -> dict[str, Value]:
+    if case.method not in _CERTIFIED:
+        return {}
+    G, aggregator = _gramian(case), resolve(case.method)
+    assert isinstance(aggregator, GramianAggregator)
+    candidates = {"ours": lambda: aggregator.weights(G)}
+    timing = interleaved(candidates, repeats=repeats, warmup=1, clock="wall", budget=1.0)["ours"]
+    return {"busy_ms": 1e3 * timing.median}
 
 
 def _gramian(case: _Case) -> Tensor:

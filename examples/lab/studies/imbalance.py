@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,8 @@ from examples.lab.folders import writable_folder
 from examples.lab.report import Report, Value
 from examples.lab.statistics import standard_error
 from examples.lab.studies._imbalance import (
+    DATASETS,
+    GUESS,
     OPTIMIZERS,
     SINGLE,
     TRACE,
@@ -29,15 +32,17 @@ from examples.lab.studies._imbalance import (
 from examples.lab.studies._imbalance_figure import draw
 from examples.lab.studies._settings import check_epochs, names_of
 from examples.lab.threads import threads_of_torch
-from examples.lab.work.pairs import TASKS, digit_pairs
+from examples.lab.work.pairs import TASKS
 from lightning_jd.aggregators import available
 from lightning_jd.errors import ArgumentError, UnknownNameError
 
-#: The sum, UPGrad in both regularisations, others that use gradients, and balancers of losses.
+#: UPGrad in both regularisations, and every method that needs neither arguments nor two samples of
+#: a task. (The mean is the sum divided by three; two wrappers make another method cheaper.)
 METHODS = (
-    *("sum", "upgrad", TRACE, "config", "uw", "gls", "imtll", "pcgrad", "mgda", "imtlg"),
-    *("nashmtl", "cagrad", "alignedmtl", "dualproj", "fairgrad", "graddrop", "dwa", "gradnorm"),
-    *("dbmtl", "famo", "gradvac", "stch", "rlw"),
+    *("sum", "upgrad", TRACE, "config", "uw", "gls", "imtll", "pcgrad", "mgda", "imtlg", "nashmtl"),
+    *("normalized", "cagrad", "alignedmtl", "dualproj", "fairgrad", "graddrop", "gradvac", "dwa"),
+    *("gradnorm", "dbmtl", "famo", "stch", "rlw", "rgw", "loglosses", "excessmtl", "moco"),
+    *("crmogm", "primary", "mconfig"),
 )
 _FAILED = Outcome({}, {})
 Found = dict[tuple[str, float], list[tuple[Run, Outcome]]]
@@ -45,6 +50,8 @@ Found = dict[tuple[str, float], list[tuple[Run, Outcome]]]
 
 def imbalance(
     methods: Sequence[str] | str = METHODS,
+    data: str = "digits",
+    folder: str = "data/mnist",
     factors: Sequence[float] = (1.0, 10.0, 100.0, 1000.0),
     rates: Sequence[float] = (1e-3, 3e-3, 1e-2),
     optimizer: str = "adam",
@@ -69,6 +76,8 @@ def imbalance(
     Args:
         methods: Aggregators and balancers by name; "upgrad:trace" is UPGrad with
             relative_to="trace".
+        data: "digits" (of scikit-learn, 8x12 pixels for two) or "multimnist" (36x36).
+        folder: The folder with the official files of MNIST; nothing is downloaded.
         factors: The factors of the squared error.
         rates: The learning rates.
         optimizer: "adam" or "sgd".
@@ -80,33 +89,36 @@ def imbalance(
         output: The folder for the results.
     """
     names = _checked(methods, factors, rates, optimizer, seeds)
+    if data not in DATASETS:
+        raise UnknownNameError.of("data", data, DATASETS)
     check_epochs(epochs)
     check_matplotlib()
-    folder = writable_folder(output)
-    base = Run(SINGLE, 1.0, rates[0], 0, optimizer=optimizer, epochs=epochs, size=size)
+    target = writable_folder(output)
+    base = Run(SINGLE, 1.0, rates[0], 0, optimizer=optimizer, epochs=epochs, size=size, data=data)
     singles = [replace(base, task=task) for task in TASKS]
     firsts = [replace(base, method=name, factor=factor) for name in names for factor in factors]
-    validation, test = (digit_pairs(*where) for where in Trainer.JUDGED)
-    store = stored(folder / "runs.jsonl")
+    store = stored(target / "runs.jsonl")
     trials = len(rates) + min(2, len(rates)) * (seeds - 1)
     workers = workers or os.cpu_count() or 1
     with (
-        progress_bar(total=(len(singles) + len(firsts)) * trials, counts="finished") as announce,
+        progress_bar(total=1 + (len(singles) + len(firsts)) * trials, counts="finished") as told,
         threads_of_torch(1),
-        hired(workers, Trainer, size) as trained,
+        nullcontext(_known) if page else hired(workers, Trainer, data, folder, size) as trained,
     ):
-        crew = Crew(store, _known if page else trained, announce, lambda run: run.label, _FAILED)
+        crew = Crew(store, trained, told, lambda run: run.label, _FAILED)
         jobs = [partial(_alone, run, rates, seeds, crew) for run in singles]
         alone = dict(zip(TASKS, side_by_side(jobs, workers), strict=True))
+        guess = crew(replace(base, method=GUESS))
         _check_page(page, crew.failures)
-        means = [_means(alone, part) for part in ("validation", "test")]
-        scales = [Scale.of(*pair) for pair in zip(means, (validation, test), strict=True)]
+        scales = [
+            Scale(_means(alone, part), getattr(guess, part)) for part in ("validation", "test")
+        ]
         jobs = [partial(_best, run, rates, seeds, scales[0], crew) for run in firsts]
         runs = list(side_by_side(jobs, workers))
     found: Found = {(run.method, run.factor): best for run, best in zip(firsts, runs, strict=True)}
     unfinished = {run.method for run in crew.failures}
     found = {key: best for key, best in found.items() if key[0] not in unfinished}
-    _publish(found, scales[1], sorted(unfinished), folder)
+    _publish(found, scales[1], sorted(unfinished), target)
 
 
 def _checked(
@@ -140,8 +152,10 @@ def _check_page(page: bool, failures: Mapping[Run, str]) -> None:
     if failures:
         run, what = next(iter(failures.items()))
         remedy = " Run the command without `page` first." if page else ""
-        raise ArgumentError(f"Every network for one task must be trained, but {run.label} ended "
-                            f"with {what}.{remedy}")  # fmt: skip
+        raise ArgumentError(
+            f"The networks for one task must be trained first, but {run.label} ended with "
+            f"{what}.{remedy}"
+        )
 
 
 def _alone(
@@ -201,12 +215,13 @@ def _publish(found: Found, scale: Scale, unfinished: Sequence[str], folder: Path
     rows.sort(key=lambda row: -float(row[f"score {factors[-1]:g}"] or 0))
     alone = ", ".join(f"{task} {value:.3g}" for task, value in scale.single.items())
     guess = ", ".join(f"{task} {value:.3g}" for task, value in scale.guess.items())
+    seeds = len(found[methods[0], factors[0]])
     notes = [
-        f"{first.size} pairs of digits, {first.epochs} epochs in batches of 64, {first.optimizer}, "
-        f"means over {len(found[methods[0], factors[0]])} seed(s) ± standard error. Score of a "
-        f"task: 0 is a guess ({guess}), 100 a network for this task alone ({alone}; accuracy in "
-        "percent, mean absolute error of the sum). Shown is the worst task of each run. Tasks "
-        "harmed: share that a step makes worse, to first order, at the largest factor.",
+        f"{first.size} pairs of digits ({first.data}), {first.epochs} epochs in batches of 64, "
+        f"{first.optimizer}, means over {seeds} seed(s) ± standard error. Score of a task: 0 is a "
+        f"guess ({guess}), 100 a network for this task alone ({alone}; accuracy in percent, mean "
+        "absolute error of the sum). Shown is the worst task of each run. Tasks harmed: share that "
+        "a step makes worse, to first order, at the largest factor.",
     ]
     if unfinished:
         notes.append(f"Not finished: {', '.join(unfinished)}.")

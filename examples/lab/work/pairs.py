@@ -1,11 +1,13 @@
 """Three tasks on pairs of overlapping digits, those of the tutorial on several tasks."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from examples.lab.data.multitask import Part, load_multitask
 from lightning_jd.errors import MissingDependencyError
 
 #: Which digit is on the left, which on the right, what is their sum?
@@ -47,14 +49,39 @@ def digit_pairs(n: int, indices: slice, seed: int) -> Pairs:
     return Pairs(canvas, labels[left], labels[right], total)
 
 
-class PairNetwork(nn.Module):
-    """A trunk that the tasks share, and a linear head for each."""
+def mnist_pairs(size: int, folder: str | Path) -> tuple[Pairs, Pairs, Pairs]:
+    """Training, validation and test pairs of MultiMNIST, images of 36x36.
 
-    def __init__(self) -> None:
+    Raises:
+        ArgumentError: If a file is missing or damaged, or has fewer than ``size`` images.
+    """
+    whole = load_multitask("multimnist", folder).limited(size)
+    judged = slice(0, size // 2)
+    return (
+        _pairs(whole.train),
+        _pairs(whole.validation.chosen(judged)),
+        _pairs(whole.test.chosen(judged)),
+    )
+
+
+def _pairs(part: Part) -> Pairs:
+    left, right = part.targets["left"], part.targets["right"]
+    return Pairs(part.inputs[0], left, right, (left + right).float())
+
+
+class PairNetwork(nn.Module):
+    """A trunk that the tasks share, and a linear head for each.
+
+    Args:
+        large: For the images of 36x36 of MultiMNIST, not for those of 8x12.
+    """
+
+    def __init__(self, large: bool = False) -> None:
         super().__init__()
+        kernel, stride, width = (5, 2, 784) if large else (3, 1, 512)
         self.trunk = nn.Sequential(
-            *(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU()),
-            *(nn.Flatten(), nn.Linear(512, 32), nn.ReLU()),
+            *(nn.Conv2d(1, 16, kernel, stride), nn.ReLU(), nn.Conv2d(16, 16, 3, stride), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(width, 32), nn.ReLU()),
         )
         heads = {task: nn.Linear(32, 1 if task == "sum" else 10) for task in TASKS}
         self.heads = nn.ModuleDict(heads)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from examples.lab.device import here
 from examples.lab.work.networks import TrunkAndHeads, Work, mean_of
@@ -60,13 +61,13 @@ def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
     Args:
         engine: One of :data:`ENGINES`: ``"plain"`` differentiates the mean of the losses; the
             others compute the Gramian (or Jacobian), weights and the update; ``"loop"`` does so
-            with one ``autograd.grad`` per task.
+            with one ``autograd.grad`` per loss.
         work: Its model is changed (TorchJD adds hooks): do not use it for another engine.
         aggregator: A name; TorchJD's engines know ``"mean"``, ``"upgrad"`` and some others.
 
     Returns:
         The step, or ``None`` if the engine is TorchJD's and that, or what it needs for the
-        method, is not installed, or if it is the loop and there are no tasks.
+        method, is not installed.
     """
     model = work.model
     if engine == "plain":
@@ -81,7 +82,7 @@ def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
 
         return ours
     if engine == "loop":
-        return _loop(work, aggregator) if work.has_tasks else None
+        return _loop(work, aggregator)
     if engine not in ENGINES:
         raise UnknownNameError.of("engine", engine, ENGINES)
     if importlib.util.find_spec("torchjd") is None:
@@ -98,7 +99,8 @@ def _plain(work: Work) -> None:
 
 
 def _loop(work: Work, aggregator: str) -> Step:
-    """What anybody would write: a gradient of each task, their Gramian, and their combination."""
+    """What anybody would write: the gradient of each task, or of each example by itself; their
+    Gramian; and their combination."""
     chosen = resolve(aggregator)
     assert isinstance(chosen, GramianAggregator)
     model = work.model
@@ -107,11 +109,10 @@ def _loop(work: Work, aggregator: str) -> Step:
 
     def step() -> None:
         model.zero_grad(set_to_none=True)
-        losses, rows = list(work.losses()), []
-        for k, loss in enumerate(losses):
+        rows = []
+        for k, loss in enumerate(work.losses() if work.has_tasks else _one_by_one(work)):
             own = list(heads[k].parameters()) if heads else []
-            last = k == len(losses) - 1
-            found = torch.autograd.grad(loss, [*shared, *own], retain_graph=not last)
+            found = torch.autograd.grad(loss, [*shared, *own], retain_graph=work.has_tasks)
             rows.append(found[: len(shared)])
             for parameter, gradient in zip(own, found[len(shared) :], strict=True):
                 parameter.grad = gradient
@@ -121,6 +122,12 @@ def _loop(work: Work, aggregator: str) -> Step:
             parameter.grad = (weights @ J).view_as(parameter)
 
     return step
+
+
+def _one_by_one(work: Work) -> Iterator[Tensor]:
+    """The loss of each example, alone in its batch."""
+    for x, y in zip(work.x.split(1), work.y.split(1), strict=True):
+        yield from replace(work, x=x, y=y).losses()
 
 
 def _autogram(work: Work, aggregator: str) -> Step:

@@ -25,7 +25,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
-from lightning_jd.core.processes._delivery import Delivery
+from lightning_jd.core.processes._delivery import COMPLETE, Delivery
 from lightning_jd.core.processes._pool import Pool
 from lightning_jd.engines import NamedParameters, Objectives, nodes_below, own_hooks
 from lightning_jd.errors import SetupError
@@ -91,9 +91,9 @@ def unwrapped(model: Any) -> Any:
 
 def reduction_of(model: Any, objectives: Objectives, named: NamedParameters) -> Reduction | None:
     """The reduction of the gradients of some losses; ``None`` if they belong to one process."""
-    size = Pool().size
-    if size == 1:
-        return None
+    size, wrapper = Pool().size, _wrapper_in(model)
+    if size == 1:  # the wrapper of a single process counts backward passes, too
+        return None if wrapper is None else Reduction(wrapper, COMPLETE)
     ids = {id(tensor) for _, tensor in named}
     found = {}
     for forward in _forwards(objectives):
@@ -102,7 +102,6 @@ def reduction_of(model: Any, objectives: Objectives, named: NamedParameters) -> 
             found[id(module)] = forward
             if ids <= owned:
                 break
-    wrapper = _wrapper_in(model)
     if not found and wrapper is None:
         return None
     for processes in [each.processes for each in found.values()] or [wrapper.process_group.size()]:

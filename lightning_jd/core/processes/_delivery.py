@@ -36,10 +36,6 @@ class Delivery(NamedTuple):
     everywhere: bool = True
     averaged: bool = False
 
-    def factor(self, pool: Pool) -> int:
-        """The factor of the gradients of the rows of one process that is to undo the mean."""
-        return pool.size if self.averaged else 1
-
 
 #: Every process gets the whole gradient of every parameter.
 COMPLETE = Delivery()
@@ -176,7 +172,8 @@ def delivered(
     Args:
         pool: The processes.
         selection: Which parameters the losses reach, here and elsewhere.
-        own: The gradients of the rows of this process, times :meth:`Delivery.factor`.
+        own: The gradients of the rows of this process; times the number of processes if a mean
+            over them follows.
         complete: The gradients of the other parameters, of all rows.
         delivery: What happens to them.
     """
@@ -206,7 +203,7 @@ def _sum(pool: Pool, named: NamedParameters, own: Gradients, delivery: Delivery)
     for dtype in dict.fromkeys(gradient.dtype for gradient in found.values()):
         some = [name for name, gradient in found.items() if gradient.dtype == dtype]
         flat = pool.sum(torch.cat([found[name].reshape(-1) for name in some]), "gradient")
-        flat /= delivery.factor(pool)
+        flat /= pool.size if delivery.averaged else 1
         parts = flat.split([found[name].numel() for name in some])
         found |= {name: part.view_as(found[name]) for name, part in zip(some, parts, strict=True)}
     return found

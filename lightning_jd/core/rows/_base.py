@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -79,13 +80,16 @@ class Rows(ABC):
         self._which, self._nonfinite = select, nonfinite
         self._can_skip = not self.skips  # errors may advise it
         self._micro_batches = 0
-        self._selection = PooledSelection(named, select)
         self._losses: list[Tensor] = []
         self._bad: tuple[str, ...] = ()  # losses of this process that are not finite
         # One process on a device checks losses with the Gramian, in the only wait of the step.
         is_on_device = named[0][1].device.type != "cpu"
         self._checks_losses = self.skips or self.pool.size > 1 or not is_on_device
         self._formats: tuple[Any, ...] = ()  # of the rows of all processes
+
+    @cached_property
+    def _selection(self) -> PooledSelection:
+        return PooledSelection(self.named, self._which)
 
     @abstractmethod
     def add(self, objectives: Objectives, *, scale: float | Tensor = 1.0) -> None:
@@ -153,8 +157,8 @@ class Rows(ABC):
         Returns:
             Name of a parameter to its gradient, where some row reaches it.
         """
-        own, factor = self.layout.own_weights(weights, self.pool.rank), delivery.factor(self.pool)
-        return self._own_gradients(named, own if factor == 1 else factor * own)
+        own = self.layout.own_weights(weights, self.pool.rank)
+        return self._own_gradients(named, self.pool.size * own if delivery.averaged else own)
 
     def plain_gradients(self, delivery: Delivery) -> Gradients:
         """This process's part of the gradients of :attr:`plain`, those of ordinary training."""

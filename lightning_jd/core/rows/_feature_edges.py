@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,7 +10,13 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from lightning_jd.engines import NamedParameters, Objectives, task_roots
+from lightning_jd.engines import (
+    NamedParameters,
+    Objectives,
+    nodes_below,
+    task_roots,
+    tasks_above,
+)
 from lightning_jd.errors import ArgumentError, GraphError
 
 #: A place in the graph: a node and the number of its output.
@@ -59,8 +64,8 @@ def cut_of(objectives: Objectives, features: str | Tensor | None, named: NamedPa
         return Cut([(edge.node, edge.output_nr)])
     places = _roots(objectives)
     if features is None:
-        return _where_tasks_part(places)
-    return _last_uses(places, features, named)
+        return _where_tasks_part(objectives, places)
+    return _last_uses(objectives, places, features, named)
 
 
 def _roots(objectives: Objectives) -> list[Place]:
@@ -84,8 +89,10 @@ def _roots(objectives: Objectives) -> list[Place]:
     return [root for root in roots if root is not None]
 
 
-def _where_tasks_part(roots: list[Place]) -> Cut:
-    shared = _closure(_meetings([node for node, _ in roots]))
+def _where_tasks_part(objectives: Objectives, roots: list[Place]) -> Cut:
+    below = nodes_below(objectives)
+    tasks = tasks_above(below, roots)
+    shared = {node for node, bits in tasks.items() if bits & (bits - 1)}
     if len(roots) < 2 or any(node in shared for node, _ in roots):
         raise GraphError(
             "Weights from features must find activations that several tasks depend on, got a graph "
@@ -93,7 +100,11 @@ def _where_tasks_part(roots: list[Place]) -> Cut:
             f"vector of losses). {_drawn(roots)} Give every task a head and a loss of its own, "
             "name the module that makes the features, or take the weights from the parameters."
         )
-    every = [_entries(node, shared) for node, _ in roots]
+    every: list[list[Entry]] = [[] for _ in roots]
+    for node, children in below.items():
+        if tasks[node] and node not in shared:
+            own = every[tasks[node].bit_length() - 1]
+            own += [(node, k, place) for k, place in enumerate(children) if place[0] in shared]
     entries = [[entry for entry in own if not _is_leaf(entry[2][0])] for own in every]
     found = dict.fromkeys(place for own in entries for _, _, place in own)
     if not found:
@@ -106,7 +117,9 @@ def _where_tasks_part(roots: list[Place]) -> Cut:
     return Cut(list(found), entries)
 
 
-def _last_uses(roots: list[Place], pattern: str, named: NamedParameters) -> Cut:
+def _last_uses(
+    objectives: Objectives, roots: list[Place], pattern: str, named: NamedParameters
+) -> Cut:
     """The outputs of some modules: behind the last operations that see one of their parameters."""
     wanted = {id(p) for name, p in named if _belongs(name, pattern)}
     if not wanted:
@@ -117,24 +130,19 @@ def _last_uses(roots: list[Place], pattern: str, named: NamedParameters) -> Cut:
             f"'features', got {pattern!r}. There are: {listed}."
         )
     direct = {id(p) for name, p in named if name.rpartition(".")[0] == pattern}
-    found: dict[Place, bool] = {}  # and whether that is a layer itself, whose output it is
     users: dict[Place, list[Any]] = {}
-    expanded: set[Any] = set()
-    seen = set(roots)
-    waiting = list(roots)
-    while waiting:
-        place = waiting.pop()
-        if place[0] not in expanded:
-            expanded.add(place[0])
-            for below in _below(place[0]):
-                users.setdefault(below, []).append(place[0])
-        own = {_parameter(below) for below, _ in _below(place[0])}
+    above = set(roots)  # the places above the modules
+    found: dict[Place, bool] = {}  # and whether that is a layer itself, whose output it is
+    for node in nodes_below(objectives):
+        places = _below(node)
+        for place in places:
+            users.setdefault(place, []).append(node)
+        own = {_parameter(child) for child, _ in places}
+        outputs = [(node, k) for k in range(len(node._input_metadata)) if (node, k) in above]
         if own & wanted:
-            found[place] = bool(own & direct)
-            continue
-        new = [below for below in _below(place[0]) if below not in seen]
-        seen.update(new)
-        waiting += new
+            found |= dict.fromkeys(outputs, bool(own & direct))
+        elif outputs:
+            above.update(places)
     if not found:
         raise GraphError(
             f"`weights_from` must name a module that the losses depend on, got {pattern!r}, whose "
@@ -180,49 +188,6 @@ def _is_leaf(node: Any) -> bool:
 
 def _below(node: Any) -> list[Place]:
     return [place for place in node.next_functions if place[0] is not None]
-
-
-def _meetings(roots: list[Any]) -> set[Any]:
-    """Nodes at which a walk from one task meets what an earlier one has seen."""
-    owner: dict[Any, int] = {}
-    met: set[Any] = set()
-    for task, root in enumerate(roots):
-        waiting = [root]
-        while waiting:
-            node = waiting.pop()
-            known = owner.setdefault(node, task)
-            if known != task:
-                met.add(node)
-            elif node not in met:
-                waiting += [
-                    b for b, _ in node.next_functions if b is not None and owner.get(b) != task
-                ]
-    return met
-
-
-def _closure(nodes: Iterable[Any]) -> set[Any]:
-    """The nodes and all below them."""
-    seen = set(nodes)
-    waiting = list(seen)
-    while waiting:
-        new = {below for below, _ in waiting.pop().next_functions if below is not None} - seen
-        seen |= new
-        waiting += new
-    return seen
-
-
-def _entries(root: Any, shared: set[Any]) -> list[Entry]:
-    """How one task enters what is shared: the node above, the number of its input, the place."""
-    found, seen, waiting = [], {root}, [root]
-    while waiting:
-        node = waiting.pop()
-        for position, (below, index) in enumerate(node.next_functions):
-            if below in shared:
-                found.append((node, position, (below, index)))
-            elif below is not None and below not in seen:
-                seen.add(below)
-                waiting.append(below)
-    return found
 
 
 def _drawn(roots: list[Place], shown: int = 4) -> str:

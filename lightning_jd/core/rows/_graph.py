@@ -270,7 +270,8 @@ class GraphRows(Rows):
 
     def _note_paths(self, tape: Tape) -> None:
         self.paths |= tape.paths
-        self.slow |= slow_parameters(tape)
+        if not tape.is_replayed:  # one pass serves all parameters then
+            self.slow |= slow_parameters(tape)
 
     @cached_property
     def _is_clipped(self) -> bool:

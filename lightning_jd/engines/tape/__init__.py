@@ -1,7 +1,6 @@
 """The Gramian tape: the Gramian of any autograd graph without its Jacobian."""
 
 from lightning_jd.engines.tape._compare import random_vector
-from lightning_jd.engines.tape._cross import Half, cross
 from lightning_jd.engines.tape._explain import (
     Explanation,
     OnePass,
@@ -42,7 +41,6 @@ __all__ = [
     "Crossing",
     "Explanation",
     "Factors",
-    "Half",
     "NotApplicableError",
     "OnePass",
     "OuterProduct",
@@ -58,7 +56,6 @@ __all__ = [
     "Tape",
     "TapeOptions",
     "UnprovenError",
-    "cross",
     "explain",
     "one_pass_of",
     "random_vector",

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_jd.engines._columns import to_columns
+from lightning_jd.engines._parameters import to_columns
 from lightning_jd.engines.tape._rounding import (
     TOLERANCE,
     Rounding,

@@ -145,7 +145,7 @@ def slow_parameters(tape: Tape) -> dict[str, Slow]:
         ('NativeBatchNormBackward0', 4)
     """
     kind, m = tape.objectives.kind, tape.objectives.m
-    if kind == "tasks" or m == 1 or tape.is_replayed:
+    if kind == "tasks" or m == 1:
         return {}
     slow = {}
     for name, path in tape.paths.items():

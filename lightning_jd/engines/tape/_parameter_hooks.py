@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from lightning_jd.engines._columns import to_columns
 from lightning_jd.engines._graph import LEAF
 from lightning_jd.engines._hooks import holds_hook, hooks_silenced
+from lightning_jd.engines._parameters import to_columns
 from lightning_jd.engines.tape._compare import Component, Mismatch
 from lightning_jd.engines.tape.graph import Graph, Placement, Shape
 from lightning_jd.engines.tape.plan import Plan

@@ -9,8 +9,8 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from lightning_jd.engines._columns import column_count, from_columns
 from lightning_jd.engines._objectives import Objectives
+from lightning_jd.engines._parameters import column_count, from_columns
 from lightning_jd.engines.tape._extracts import Extract
 from lightning_jd.engines.tape._step import Outcome, may_loop, run_step
 from lightning_jd.engines.tape.contributions import Contribution

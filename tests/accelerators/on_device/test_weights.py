@@ -1,18 +1,13 @@
 """Weights from a Gramian on a device: they agree with those of the host, and what they cost it."""
 
-from collections import Counter
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from examples.lab.bench._runs import run_early, run_late, run_start
 from lightning_jd.aggregators import MGDA, CAGrad, DualProj, GramianAggregator, UPGrad
 from lightning_jd.engines.tape.contributions._base import products
-from lightning_jd.engines.tape.contributions._pieces import pieces
 from lightning_jd.errors import NonFiniteError
 from lightning_jd.linalg import _device, dual_cone_solution, upgrad_solution
 from tests.helpers.gramians import FAMILIES
@@ -20,26 +15,6 @@ from tests.pretended import DEVICE, host, operations, synchronisations
 
 WELL_CONDITIONED = ["gaussian", "conflicting", "low_rank", "duplicate_rows", "cnn_like"]
 RUNS = {"run_start": run_start, "run_early": run_early, "run_late": run_late}
-#: What launches no kernel.
-VIEWS = {"view", "t", "transpose", "unsqueeze", "squeeze", "expand", "diagonal", "detach", "slice"}
-VIEWS |= {"select", "permute", "_unsafe_view", "alias", "empty", "empty_like", "as_strided"}
-
-
-class Kernels(TorchDispatchMode):
-    """Counts operations that compute something."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-    def __int__(self) -> int:
-        return sum(n for name, n in self.counts.items() if name not in VIEWS)
 
 
 def gramian(family: str, m: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -69,28 +44,6 @@ def test_the_host_waits_once(aggregator: GramianAggregator, m: int) -> None:
     with synchronisations() as found:
         aggregator.weights(G)
     assert len(found) == 1, "; ".join(map(str, found))
-
-
-@pytest.mark.parametrize("cls", [UPGrad, DualProj])
-def test_a_preference_is_not_waited_for(cls: type[GramianAggregator]) -> None:
-    for m in (8, 70):
-        preference = torch.linspace(1, 2, m).tolist()
-        G = gramian("gaussian", m).to(DEVICE)
-        with synchronisations() as found:
-            weights = cls(preference).weights(G)
-        assert len(found) == 1, "; ".join(map(str, found))
-        expected = cls(preference).weights(gramian("gaussian", m))
-        assert_close(host(weights), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("family", ["conflicting", "run_late"])
-def test_256_objectives_take_few_kernels(family: str) -> None:
-    G = (RUNS[family](256) if family in RUNS else gramian(family, 256)).to(DEVICE)
-    with Kernels() as kernels, synchronisations() as found:
-        solution = upgrad_solution(G)
-    assert int(kernels) <= 300, kernels.counts
-    assert len(found) == 1, "; ".join(map(str, found))
-    assert solution.residual <= 1e-6
 
 
 def double_products(G: Tensor, **options: float) -> float:
@@ -135,12 +88,6 @@ def test_rows_that_are_not_finite_are_named(m: int) -> None:
         dual_cone_solution(
             gramian("gaussian", m).to(DEVICE), torch.full((20, m), torch.nan).to(DEVICE)
         )
-
-
-def test_pieces_depend_on_the_device() -> None:
-    here, there = pieces(torch.ones(1)), pieces(torch.ones(1, device=DEVICE))
-    assert all(a < b for a, b in zip(here[:3], there[:3], strict=True))
-    assert there.blocks < here.blocks
 
 
 @pytest.mark.parametrize("columns", [1 << 14, 100_000, 1 << 17])

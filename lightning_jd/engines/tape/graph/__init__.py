@@ -1,10 +1,9 @@
 """The autograd graph below the losses, as data."""
 
-from lightning_jd.engines._graph import LEAF
-from lightning_jd.engines.tape.graph._differentiate import (
+from lightning_jd.engines._graph import LEAF, gradients_of
+from lightning_jd.engines.tape.graph._passes import (
     Cotangents,
     captured,
-    gradients_of,
     in_own_pass,
     local_vjp,
     read_ahead,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from lightning_jd.engines._columns import column_count, to_columns
 from lightning_jd.engines._objectives import is_one
+from lightning_jd.engines._parameters import column_count, to_columns
 from lightning_jd.engines.tape.contributions import Contribution, Rows
 from lightning_jd.engines.tape.graph import (
     Cotangents,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdRef
 
-from lightning_jd.engines._columns import to_columns
 from lightning_jd.engines._objectives import Objectives, is_one
+from lightning_jd.engines._parameters import to_columns
 from lightning_jd.engines.tape.graph import gradients_of
 from lightning_jd.engines.tape.run._ledger import Ledger
 from lightning_jd.errors import ArgumentError, GraphError

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from lightning_jd.engines._columns import from_columns
 from lightning_jd.engines._objectives import is_one
+from lightning_jd.engines._parameters import from_columns
 from lightning_jd.engines.tape.contributions import pieces
 from lightning_jd.engines.tape.graph import (
     SHOWS_HOOKS,

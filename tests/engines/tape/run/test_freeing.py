@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from lightning_jd.core import backward
-from lightning_jd.engines import Objectives, Tape
+from lightning_jd.engines import Objectives, Tape, _graph
 from lightning_jd.engines.tape import (
     NotApplicableError,
     Rows,
@@ -19,7 +19,7 @@ from lightning_jd.engines.tape import (
     unregister_rule,
 )
 from lightning_jd.engines.tape.contributions import _pieces
-from lightning_jd.engines.tape.graph import SHOWS_HOOKS, _differentiate
+from lightning_jd.engines.tape.graph import SHOWS_HOOKS
 from lightning_jd.errors import GraphError
 from tests.helpers.rows import flat_gradient
 
@@ -43,7 +43,7 @@ def step(model: nn.Sequential, x: Tensor, memory: str, *, keep: bool = False) ->
     """The passes through the graph that a step takes, and the gradient that it leaves."""
     losses = model(x).square().flatten(1).sum(dim=1)
     model.zero_grad()
-    with patch.object(_differentiate, "_engine", Mock(wraps=_differentiate._engine)) as engine:
+    with patch.object(_graph, "_engine", Mock(wraps=_graph._engine)) as engine:
         backward(losses, model, "upgrad", memory=memory, retain_graph=keep)
     passes = engine.run_backward.call_count
     return passes, flat_gradient(model)

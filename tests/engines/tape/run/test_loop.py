@@ -8,16 +8,13 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from lightning_jd.engines import Objectives, Tape
-from lightning_jd.engines.tape.run import Loop, loop_over_tasks
+from lightning_jd.engines.tape.run import Loop
 from lightning_jd.errors import GraphError
 from tests.engines.oracle import (
-    TOLERANCE,
     assert_gradients,
     assert_gramian,
     jacobian_blocks,
-    scalars,
 )
-from tests.engines.zoo import CASES, FEW, default_dtype
 
 
 class Heads(nn.Module):
@@ -46,23 +43,6 @@ def test_the_loop_is_exact(scale: float | Tensor) -> None:
         assert_gradients(tape.gradients(weights), weights, blocks, named, 1e-10)
     assert tape.paths["trunk.weight"] == "rows"
     assert tape.paths["unused.weight"] == "unreached"
-
-
-@pytest.mark.parametrize("name", FEW)
-def test_the_loop_is_exact_for_dense_tasks_on(name: str) -> None:
-    torch.manual_seed(0)
-    with default_dtype(torch.float64):
-        losses, named = CASES[name]()
-        stacked = torch.stack(scalars(losses))
-        mixed = list((torch.randn(3, len(stacked)) @ stacked).unbind())
-        blocks = jacobian_blocks(mixed, named)
-        tensors = [tensor for _, tensor in named]
-        loop = loop_over_tasks(Objectives.of(mixed), tensors, 1.0, torch.float64)
-        assert_gramian(loop.G, blocks, TOLERANCE[torch.float64])
-        weights = torch.tensor([0.5, -1.0, 2.0])
-        found = loop.gradients(weights)
-        gradients = [found.get(k) for k in range(len(named))]
-        assert_gradients(gradients, weights, blocks, named, TOLERANCE[torch.float64])
 
 
 def test_the_loop_computes_in_single_precision_where_parameters_are_half() -> None:

@@ -1,6 +1,5 @@
 """Datasets with several tasks, from small files of their official formats."""
 
-import struct
 from pathlib import Path
 
 import pytest
@@ -8,21 +7,6 @@ import torch
 
 from examples.lab.data.multitask import load_multitask
 from examples.lab.data.multitask._qm9 import TARGETS
-
-
-@pytest.fixture
-def digits(tmp_path: Path) -> Path:
-    """Files of MNIST's format: 60 training and 20 test images, of which one pixel is the label."""
-    for part, n in (("train", 60), ("t10k", 20)):
-        labels = torch.arange(n) % 10
-        images = torch.zeros(n, 28, 28, dtype=torch.uint8)
-        images[torch.arange(n), labels, 0] = 255
-        for name, entries in (("images-idx3", images), ("labels-idx1", labels)):
-            shape = struct.pack(f">{entries.ndim}I", *entries.shape)
-            header = bytes([0, 0, 8, entries.ndim]) + shape
-            body = bytes(entries.flatten().tolist())
-            (tmp_path / f"{part}-{name}-ubyte").write_bytes(header + body)
-    return tmp_path
 
 
 def test_one_digit_is_above_and_left_of_the_other(digits: Path) -> None:

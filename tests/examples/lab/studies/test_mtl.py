@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,17 @@ import torch
 from examples.lab.data.multitask import Multitask, Part, Task
 from examples.lab.report import Report
 from examples.lab.studies import mtl as module
-from examples.lab.studies._search import learning_rate
 from examples.lab.studies.mtl import mtl
 from examples.lab.studies.multitask._page import (
     Comparison,
-    conclusions,
     rows_of,
     worst_drops,
 )
-from examples.lab.studies.multitask._search import BUDGETS, Budget, best_trials
+from examples.lab.studies.multitask._search import Budget
 from examples.lab.studies.multitask._training import judged, loss_of
 from examples.lab.studies.multitask._trial import FAILED, Result, Trial
 
 TRIAL = Trial("multimnist", "lenet", "equal", "", 1e-3, 0.0, 1, 64, 2, 16, 5)
-SMALL = BUDGETS["small"]
 TASKS = (Task("left", "classes", 10), Task("error", "number", scale=2.0))
 
 
@@ -35,34 +31,6 @@ def result(*metrics: float, score: float = 0.0, seconds: float = 1.0) -> Result:
     return Result(
         score, test=dict(zip(names, metrics, strict=False)), seconds_per_step=seconds, conflict=0.5
     )
-
-
-class Landscape:
-    """Scores with one best rate and decay; notes what was asked."""
-
-    def __init__(self, exponent: int, decay: float) -> None:
-        self.exponent, self.decay = exponent, decay
-        self.asked: list[Trial] = []
-
-    def __call__(self, trial: Trial) -> Result:
-        self.asked.append(trial)
-        away = abs(12 * math.log10(trial.lr) - self.exponent)
-        return Result(-away - abs(trial.weight_decay - self.decay), test={"left": 1.0})
-
-
-@pytest.mark.parametrize("exponent", [-36, -54, -12])
-@pytest.mark.parametrize("decay", [0.0, 1e-1])
-def test_the_walk_finds_rate_and_decay_and_other_seeds_keep_them(
-    exponent: int, decay: float
-) -> None:
-    landscape = Landscape(exponent, decay)
-    found = best_trials(replace(TRIAL, lr=0.0), 3, SMALL, landscape)
-    assert [trial.seed for trial, _ in found] == [1, 2, 3]
-    assert {trial.lr for trial, _ in found} == {learning_rate(exponent)}
-    assert {trial.weight_decay for trial, _ in found} == {decay}
-    assert {trial.weight_decay for trial in landscape.asked[:3]} == {0.0}
-    others = {(trial.seed, trial.lr) for trial in landscape.asked if trial.seed > 1}
-    assert len(others) == 4  # each makes sure that the next lower rate is no better
 
 
 @pytest.fixture
@@ -97,16 +65,6 @@ def test_the_page_by_hand(comparison: Comparison) -> None:
     assert upgrad["steps"] == pytest.approx(1.25)
     assert (upgrad["conflict"], upgrad["harmed"]) == (0.5, None)
     assert (upgrad["lr"], rows["single task"]["lr"]) == ("0.001", "0.001; 0.001")
-
-
-def test_conclusions_are_drawn_beyond_the_noise(comparison: Comparison) -> None:
-    single, plain = conclusions(comparison)
-    assert "single-task training (0.00 %)" in single
-    assert "better: UPGrad; worse: Equal (plain); not significantly different: none" in single
-    assert "the tuned plain sum (5.00 %)" in plain
-    assert (
-        "better: UPGrad; worse: none; not significantly different: none" in plain
-    )  # MGDA has one seed only
 
 
 def test_metrics_and_scores() -> None:

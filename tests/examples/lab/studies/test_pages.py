@@ -33,6 +33,10 @@ def test_a_page_is_written_by_its_script_and_has_its_figures(name: str) -> None:
     assert all((DOCS / "figures" / each).is_file() for each in found)
 
 
+def test_the_readme_has_the_range_of_the_benchmarks() -> None:
+    assert (DOCS.parent / "README.md").read_text("utf-8") == script_of("benchmarks").readme()
+
+
 @pytest.mark.parametrize("dataset", ["mnist", "fashion-mnist", "cifar10"])
 def test_upgrad_is_below_mean_over_three_seeds(script: ModuleType, dataset: str) -> None:
     found = script.report(f"iwrm-{dataset}")

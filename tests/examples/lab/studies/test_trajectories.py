@@ -1,14 +1,11 @@
 """What the paper says of its two quadratic functions, aggregator by aggregator."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from examples.lab.studies import trajectories as module
 from examples.lab.studies._quadratics import (
     CONVEX_FORM,
     ELEMENT_WISE,
@@ -16,8 +13,7 @@ from examples.lab.studies._quadratics import (
     distance_to_curve,
 )
 from examples.lab.studies._settings import PAPER_AGGREGATORS, settings_of
-from examples.lab.studies.trajectories import SCENES, follow, trajectories
-from lightning_jd.errors import ArgumentError
+from examples.lab.studies.trajectories import SCENES, follow
 
 pytestmark = pytest.mark.slow
 
@@ -70,35 +66,3 @@ def test_who_lets_a_value_rise_where_gradients_conflict(name: str) -> None:
 def test_upgrad_reaches_the_pareto_set_of_the_convex_form() -> None:
     ends = follow(CQF, SETTINGS["upgrad"]).points[:, -1]
     assert distance_to_curve(ends, CQF.function.pareto_set()).max() < 1e-3
-
-
-def test_the_command_writes_tables_points_and_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trajectories(["mean", "upgrad"], output=str(tmp_path))
-    rows = json.loads((tmp_path / "trajectories.json").read_text())["rows"]
-    assert [(row["function"], row["method"]) for row in rows] == [
-        ("ewq", "Mean"),
-        ("ewq", "UPGrad"),
-        ("cqf", "Mean"),
-        ("cqf", "UPGrad"),
-    ]
-    assert [row["reached"] for row in rows] == [4, 4, 4, 4]
-    assert rows[2]["worst_cosine"] < 0 == rows[3]["worst_cosine"]
-    for name in ("ewq.png", "cqf.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    lines = (tmp_path / "trajectories.csv").read_text().splitlines()
-    assert lines[:2] == [
-        "function,method,start,step,x1,x2,f1,f2,distance",
-        "ewq,Mean,0,0,3,-2,9,4,3.60555",
-    ]
-
-    def must_not_follow(*_: object) -> None:
-        raise AssertionError("a finished path was followed again")
-
-    monkeypatch.setattr(module, "follow", must_not_follow)
-    trajectories(["mean", "upgrad"], output=str(tmp_path))
-    assert json.loads((tmp_path / "trajectories.json").read_text())["rows"] == rows
-    (tmp_path / "paths.jsonl").write_text("{}\n")
-    with pytest.raises(ArgumentError, match=r"line 1 of .*paths.jsonl is not one"):
-        trajectories(["mean"], output=str(tmp_path))

@@ -1,4 +1,4 @@
-"""Calls autograd: for a whole graph, for a pass that stops on the way, for one operation alone."""
+"""Backward passes that stop on the way, or read saved tensors, or run one operation alone."""
 
 from __future__ import annotations
 
@@ -11,52 +11,12 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
-from lightning_jd.engines._hooks import hook_history, hooks_silenced
-from lightning_jd.engines._objectives import Output
+from lightning_jd.engines._graph import gradients_of
+from lightning_jd.engines._hooks import hook_history
 from lightning_jd.engines.tape.graph._records import Edge, Graph, may_be_hooked
 
-_engine: Any = torch.autograd.Variable._execution_engine
 #: The gradients at the outputs of a node; ``None`` where none arrives.
 Cotangents = tuple[Tensor | None, ...]
-
-
-def gradients_of(
-    outputs: Sequence[Output],
-    weights: Sequence[Tensor | None],
-    targets: Sequence[Tensor | GradientEdge],
-    *,
-    retain_graph: bool = True,
-) -> tuple[Tensor | None, ...]:
-    """The gradient of the weighted sum of some outputs.
-
-    Autograd's engine is called as ``torch.autograd.grad`` calls it, after checks that are made here
-    by construction: these cost as much as a small layer, and import torch's machinery for symbolic
-    shapes, which takes a second and 45 MB.
-
-    Args:
-        outputs: What to differentiate; those without a graph are left out.
-        weights: One per output, of its shape and type; ``None`` is one everywhere, for tensors.
-        targets: Parameters, whose hooks are silenced, or outputs of nodes.
-        retain_graph: Whether the graph is kept.
-    """
-    pairs = [
-        (output, torch.ones_like(output) if weight is None else weight.to(output.dtype))
-        if isinstance(output, Tensor)
-        else (output, weight)
-        for output, weight in zip(outputs, weights, strict=True)
-        if isinstance(output, GradientEdge) or output.requires_grad
-    ]
-    with hooks_silenced([target for target in targets if isinstance(target, Tensor)]):
-        found: tuple[Tensor | None, ...] = _engine.run_backward(
-            tuple([output for output, _ in pairs]),
-            tuple([weight for _, weight in pairs]),
-            retain_graph,
-            False,  # no graph of the gradients
-            tuple(targets),
-            True,  # targets may be unreachable
-            accumulate_grad=False,
-        )
-    return found
 
 
 def local_vjp(node: Node, cotangents: Sequence[Tensor | None]) -> Cotangents:
