@@ -82,7 +82,7 @@ def fronts(
     found = front(
         names,
         lambda: Learner(read, lr),
-        DataLoader(_Rows(read.train), 100, shuffle=True, drop_last=True, collate_fn=_whole),
+        DataLoader(_Rows(read.train), min(100, size), shuffle=True, collate_fn=_whole),
         DataLoader(_Rows(read.test.chosen(slice(0, _JUDGED))), 1000, collate_fn=_whole),
         preferences=preferences,
         objectives=[task.name for task in read.tasks],
