@@ -116,7 +116,8 @@ class Learner(LightningModule):
             self.network = lenet(outputs)
         else:
             most = max(int(p.inputs[1].max()) for p in (data.train, data.validation, data.test))
-            shape = Columns(*(part.shape[1] for part in data.train.inputs), most + 1)
+            numbers, categories = data.train.inputs
+            shape = Columns(numbers.shape[1], categories.shape[1], most + 1)
             self.network = table_mlp(outputs, shape)
         self._seen: list[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]] = []
 
