@@ -215,7 +215,7 @@ def test_the_page_of_imbalance_shows_the_table_of_the_stored_runs(
 def test_multimnist_is_read_from_the_official_files(digits: Path, tmp_path: Path) -> None:
     small = {**STUDIES["imbalance"].settings, "data": "multimnist", "size": 32, "seeds": 1}
     imbalance(**small, folder=str(digits), output=str(tmp_path))
-    assert "32 pairs of digits (multimnist)" in (tmp_path / "imbalance.md").read_text()
+    assert "32 pairs of multimnist" in (tmp_path / "imbalance.md").read_text()
     assert {run.data for run, _ in stored(tmp_path / "runs.jsonl").items()} == {"multimnist"}
     train, validation, test = mnist_pairs(32, digits)
     assert [len(part.left) for part in (train, validation, test)] == [32, 10, 16]
