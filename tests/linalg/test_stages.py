@@ -12,13 +12,12 @@ from torch.testing import assert_close
 from lightning_jd.linalg import (
     _arrays,
     _host,
-    _principal,
     _single,
     _stages,
     dual_cone_weights,
 )
 from lightning_jd.linalg._arrays import Array, Mask
-from lightning_jd.linalg._principal import PrincipalSystems, Shared
+from lightning_jd.linalg._principal import PrincipalSystems
 from lightning_jd.linalg._scaling import unit_diagonal
 from tests.helpers.gramians import FAMILIES
 
@@ -38,16 +37,13 @@ def gives_up(C: Tensor, Q: Tensor, positive: Tensor, **_: Any) -> tuple[Tensor, 
     return torch.zeros_like(Q), torch.arange(len(Q))
 
 
-def test_the_proximal_stage_repairs_a_shared_pivot_that_fails(
+def test_the_proximal_stage_repairs_a_pivot_that_fails(
     unit: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pivot = _stages.pivot
+    pivots = iter([gives_up])
+    original = _stages.pivot
     monkeypatch.setattr(
-        _stages,
-        "pivot",
-        lambda *args, shared, rounds: (gives_up if shared else pivot)(
-            *args, shared=shared, rounds=rounds
-        ),
+        _stages, "pivot", lambda *args, rounds: next(pivots, original)(*args, rounds=rounds)
     )
     assert is_solved(unit, _stages.solve(unit, unit, 0.0))
 
@@ -136,25 +132,14 @@ def expected(C: Array, Q: Array, positive: Mask) -> Array:
     return Z
 
 
-SHARED = {
-    "none": Shared(None, True, 0.0),
-    "all": Shared(np.ones(ROWS, dtype=bool), True, 0.0),
-    "some": Shared(np.arange(ROWS) % 3 > 0, False, 0.0),
-}
-
-
 @pytest.mark.parametrize("is_upgrad", [True, False])
-@pytest.mark.parametrize("shared", SHARED.values(), ids=SHARED)
-def test_every_shared_set_gives_the_solution(
-    shared: Shared, is_upgrad: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_principal, "shared_set", lambda positive: shared)
+def test_each_row_has_the_solution_of_its_own_system(is_upgrad: bool) -> None:
     C = matrix()
     Q = C if is_upgrad else np.random.default_rng(2).standard_normal((11, ROWS))
     before = C.copy(), Q.copy()
     first, second = sets(0.6, len(Q)), sets(0.3, len(Q), seed=3)
     first[0], first[1] = False, True
-    systems = PrincipalSystems(C, Q, first)
+    systems = PrincipalSystems(C, Q)
     np.testing.assert_allclose(systems.solve(slice(None), first), expected(C, Q, first), atol=1e-12)
     rows = np.array([1, 4, 10])
     np.testing.assert_allclose(
@@ -167,4 +152,4 @@ def test_every_shared_set_gives_the_solution(
 def test_a_matrix_that_is_not_positive_definite_is_an_error() -> None:
     C = -np.eye(ROWS)
     with pytest.raises(np.linalg.LinAlgError):
-        PrincipalSystems(C, C, sets(0.5)).solve(slice(None), sets(0.5))
+        PrincipalSystems(C, C).solve(slice(None), sets(0.5))
