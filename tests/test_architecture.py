@@ -153,6 +153,13 @@ def test_a_folder_of_the_laboratory_imports_only_public_files_of_those_below_it(
     assert not foreign
 
 
+def test_folders_of_tests_mirror_those_of_the_package() -> None:
+    here, rooms = Path(__file__).parent, [room.name for room in PACKAGE.glob("[!_]*/")]
+    folders = [folder for room in rooms for folder in (here / room).glob("**/[!_.]*/")]
+    own = {"fuzz", "zoo", "data"}
+    assert {f.name for f in folders if not (PACKAGE / f.relative_to(here)).is_dir()} <= own
+
+
 def test_the_package_imports_neither_examples_nor_tests() -> None:
     foreign = {
         str(file.relative_to(PACKAGE)): parts

@@ -137,7 +137,14 @@ def listens(leaf: Tensor) -> bool:
     """
     if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
         return True
-    node = get_gradient_edge(leaf).node
+    return holds_hook(get_gradient_edge(leaf).node)
+
+
+def holds_hook(node: Node) -> bool:
+    """Whether a hook was registered with a node itself, which shares the table of another one.
+
+    Hooks of tensors, and those that are registered in C++, are not seen.
+    """
     with hook_history.own():
         handles = [node.register_hook(_nothing), node.register_prehook(_nothing)]
     tables = [handle.hooks_dict_ref() for handle in handles]

@@ -155,6 +155,12 @@ HOOKS: dict[str, Callable[[Tensor], object]] = {
     "posthook": lambda h: h.grad_fn.register_hook(
         lambda below, above: tuple([None if g is None else 2 * g for g in below])
     ),
+    "clipping prehook": lambda h: h.grad_fn.register_prehook(
+        lambda above: tuple([g.clamp(-0.3, 0.3) for g in above])
+    ),
+    "clipping posthook": lambda h: h.grad_fn.register_hook(
+        lambda below, above: tuple([None if g is None else g.clamp(-0.3, 0.3) for g in below])
+    ),
 }
 
 

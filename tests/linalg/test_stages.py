@@ -16,8 +16,6 @@ from lightning_jd.linalg import (
     _stages,
     dual_cone_weights,
 )
-from lightning_jd.linalg._arrays import Array, Mask
-from lightning_jd.linalg._principal import PrincipalSystems
 from lightning_jd.linalg._scaling import unit_diagonal
 from tests.helpers.gramians import FAMILIES
 
@@ -107,49 +105,3 @@ def test_numpy_and_torch_scale_alike(family: str) -> None:
                 unit_diagonal(G, reg), _arrays.unit_diagonal(G.numpy(), reg, 0.0), strict=True
             ):
                 assert_close(ours, torch.from_numpy(twin), rtol=1e-12, atol=1e-14)
-
-
-# --- Systems on active sets in NumPy: each against a dense solve of its own
-
-
-ROWS = 30
-
-
-def matrix(seed: int = 0) -> Array:
-    rows = np.random.default_rng(seed).standard_normal((ROWS, 2 * ROWS))
-    return rows @ rows.T / (2 * ROWS)
-
-
-def sets(share: float, count: int = ROWS, seed: int = 1) -> Mask:
-    return np.random.default_rng(seed).random((count, ROWS)) < share
-
-
-def expected(C: Array, Q: Array, positive: Mask) -> Array:
-    Z = np.zeros_like(Q)
-    for z, q, inside in zip(Z, Q, positive, strict=True):
-        P = inside.nonzero()[0]
-        z[P] = np.linalg.solve(C[np.ix_(P, P)], -q[P])
-    return Z
-
-
-@pytest.mark.parametrize("is_upgrad", [True, False])
-def test_each_row_has_the_solution_of_its_own_system(is_upgrad: bool) -> None:
-    C = matrix()
-    Q = C if is_upgrad else np.random.default_rng(2).standard_normal((11, ROWS))
-    before = C.copy(), Q.copy()
-    first, second = sets(0.6, len(Q)), sets(0.3, len(Q), seed=3)
-    first[0], first[1] = False, True
-    systems = PrincipalSystems(C, Q)
-    np.testing.assert_allclose(systems.solve(slice(None), first), expected(C, Q, first), atol=1e-12)
-    rows = np.array([1, 4, 10])
-    np.testing.assert_allclose(
-        systems.solve(rows, second[rows]), expected(C, Q[rows], second[rows]), atol=1e-12
-    )
-    np.testing.assert_array_equal(C, before[0])
-    np.testing.assert_array_equal(Q, before[1])
-
-
-def test_a_matrix_that_is_not_positive_definite_is_an_error() -> None:
-    C = -np.eye(ROWS)
-    with pytest.raises(np.linalg.LinAlgError):
-        PrincipalSystems(C, C).solve(slice(None), sets(0.5))

@@ -48,5 +48,5 @@ def test_a_browser_draws_the_page(tmp_path: Path, width: int) -> None:
     title = re.search(r"<title>(\{.*?\})</title>", run.stdout)
     assert title is not None
     assert title[1] == (
-        '{"lines":15,"cells":4,"verdicts":5,"scripts":1,"fits":true,"names":4}'  # one: the probe
+        '{"lines":15,"cells":4,"verdicts":6,"scripts":1,"fits":true,"names":4}'  # one: the probe
     )

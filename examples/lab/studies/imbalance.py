@@ -36,8 +36,8 @@ from examples.lab.work.pairs import TASKS
 from lightning_jd.aggregators import available
 from lightning_jd.errors import ArgumentError, UnknownNameError
 
-#: UPGrad in both regularisations, and every method that needs neither arguments nor two samples of
-#: a task. (The mean is the sum divided by three; two wrappers make another method cheaper.)
+#: UPGrad in both regularisations, and methods that need neither arguments nor two samples of tasks.
+#: (The mean is the sum divided by three.)
 METHODS = (
     *("sum", "upgrad", TRACE, "config", "uw", "gls", "imtll", "pcgrad", "mgda", "imtlg", "nashmtl"),
     *("normalized", "cagrad", "alignedmtl", "dualproj", "fairgrad", "graddrop", "gradvac", "dwa"),

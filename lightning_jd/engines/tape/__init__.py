@@ -1,6 +1,6 @@
 """The Gramian tape: the Gramian of any autograd graph without its Jacobian."""
 
-from lightning_jd.engines.tape._compare import Rounding, random_vector
+from lightning_jd.engines.tape._compare import random_vector
 from lightning_jd.engines.tape._explain import (
     Explanation,
     OnePass,
@@ -10,6 +10,7 @@ from lightning_jd.engines.tape._explain import (
     slow_parameters,
 )
 from lightning_jd.engines.tape._extracts import Parts, Projections, SquaredNorms
+from lightning_jd.engines.tape._rounding import Rounding
 from lightning_jd.engines.tape._tape import Tape
 from lightning_jd.engines.tape.contributions import (
     Budget,

@@ -23,9 +23,16 @@ import torch
 from torch import Tensor
 
 from lightning_jd.engines._parameters import to_columns
+from lightning_jd.engines.tape._rounding import (
+    TOLERANCE,
+    Rounding,
+    length_of,
+    norm,
+    norm_of,
+    squared_length,
+)
 from lightning_jd.engines.tape.run import Ledger, Replay
 from lightning_jd.errors import GraphError
-from lightning_jd.linalg import has_float64, in_float64
 
 #: ``Jᵀ v`` of some parameters, from autograd.
 Ordinary = Callable[[Tensor, Sequence[int]], dict[int, Tensor]]
@@ -33,16 +40,6 @@ Ordinary = Callable[[Tensor, Sequence[int]], dict[int, Tensor]]
 #: Parameters that are only known together, and their share of the Gramian.
 Component = tuple[tuple[int, ...], Tensor]
 
-#: Rounding errors of ordinary passes and of the tape, relative to the length of a gradient: about
-#: the square root of the machine precision, below the errors of a wrong rule.
-_TOLERANCE = {torch.float64: 2e-8, torch.float32: 5e-4, torch.float16: 0.02, torch.bfloat16: 0.05}
-#: Rounding errors in units of the machine precision, relative to all gradients together: where
-#: terms cancel, as above a normalisation, the sum is as far from zero as this.
-_CANCELLED = {torch.float64: 64.0, torch.float32: 64.0, torch.float16: 1.0, torch.bfloat16: 0.5}
-#: Rounding errors of a product of rows, in units of the machine precision.
-_OF_PRODUCTS = 30.0
-#: Numbers below the smallest that count, in units of that.
-_VANISHED = 16.0
 #: Powers of two round alike, these factors do not; and how many times what they show is noise.
 _SCALES, _FEW = (1.0, 0.75, 0.625, 0.875, 1.25), 6.0
 #: Rounding errors that hide other errors, in units of the tolerance.
@@ -52,9 +49,6 @@ _LOUD = 2.0
 _SMALL = {torch.float64: 1 / 64, torch.float32: 1 / 64, torch.bfloat16: 1 / 64, torch.float16: 0.5}
 #: Deviations from linearity that are rounding, in units of the machine precision.
 _LINEAR = 8.0
-#: Numbers whose length a CPU measures at a time.
-_PIECE = 1 << 15
-
 #: The user's random numbers (dropout, shuffling) must not depend on whether a step is certified.
 _RANDOM = torch.Generator().manual_seed(0)
 
@@ -94,65 +88,24 @@ class ProgramResult(NamedTuple):
         found = {p: to_columns(gradient) for p, gradient in replay.gradients(v).items()}
         return cls(replay.G, v, found)
 
-    def off(self, exact: Mapping[int, Tensor]) -> float:
-        """The distance of the gradients from those of an ordinary pass."""
-        if not bool(torch.isfinite(self.G).all()) or self.gradients.keys() != exact.keys():
-            return inf
-        return norm_of({p: self.gradients[p] - exact[p] for p in exact}, list(exact))
-
-
-class Rounding:
-    """How far results may be from exact ones.
-
-    Args:
-        dtype: The least precise type that takes part.
-        v: The vector.
-        total: The length of the gradients of all parameters, see :func:`length_of`.
-    """
-
-    def __init__(self, dtype: torch.dtype, v: Tensor, total: float) -> None:
-        number, self.number = torch.finfo(dtype), torch.finfo(v.dtype)
-        self.dtype, self.eps, self.weight = dtype, number.eps, float(v.abs().sum())
-        self.vanished = _VANISHED * number.tiny * number.eps * self.weight
-        self._cancelled = _CANCELLED[dtype] * number.eps * total
-
-    def of_gradient(self, length: float) -> float:
-        """The largest distance of two gradients of one length that are equal in theory."""
-        return _TOLERANCE[self.dtype] * length + self._cancelled + self.vanished
-
-    def fault(
-        self,
-        expected: float,
-        length: float,
-        distance: float,
-        squared: float | None = None,
-        noise: float = 0.0,
-    ) -> tuple[str, float] | None:
-        """The wrong quantity of some parameters, and its error.
+    def mismatch(
+        self, ledger: Ledger, reached: Collection[int], rounding: Rounding
+    ) -> Mismatch | None:
+        """Compare with a ledger, whose own gradients for the vector are certified.
 
         Args:
-            expected: The length of their gradient for random signs, see :func:`length_of`.
-            length: The length of the ordinary gradient.
-            distance: The distance of the delivered gradient from it.
-            squared: ``vᵀ G v``, with their share of the Gramian, where that is compared.
-            noise: Measured rounding errors of an ordinary pass.
+            ledger: What the rules gave.
+            reached: The parameters that autograd has a gradient for.
+            rounding: How far results may be from exact ones.
         """
-        slack = self.of_gradient(expected) + noise
-        if not distance <= slack:
-            return "gradient", distance
-        if squared is None:
+        apart = inf
+        if bool(torch.isfinite(self.G).all()) and self.gradients.keys() == set(reached):
+            apart = norm_of(_off(_apart(self.gradients), ledger, self.v), list(reached))
+        length = squared_length(ledger.G, self.v) ** 0.5
+        known = length_of(ledger.G, self.v), length, apart, squared_length(self.G, self.v)
+        if rounding.fault(*known) is None:
             return None
-        difference = abs(squared - length**2)
-        vanished = self.number.tiny * self.number.eps * self.weight**2
-        products = _OF_PRODUCTS * (self.number.eps * expected**2 + vanished)
-        between = (max(0.0, squared) ** 0.5 + length) * slack + products
-        return None if difference <= between else ("Gramian", difference**0.5)
-
-
-def length_of(gramian: Tensor, v: Tensor) -> float:
-    """About the length of ``Jᵀ v``, if the signs of v are random."""
-    lengths = in_float64(v).abs() * in_float64(gramian.diagonal()).clamp(min=0).sqrt()
-    return float(lengths.norm())
+        return Mismatch(tuple(reached), "program", apart / length if length else inf)
 
 
 def certificate_vector(G: Tensor, dtype: torch.dtype, *, is_linear: bool) -> Tensor:
@@ -192,7 +145,7 @@ def mismatches(
     v: Tensor,
     ordinary: Ordinary,
     dtype: torch.dtype,
-    plain: Collection[int] = (),
+    chosen: Collection[int],
     *,
     is_retry: bool = False,
     program: ProgramResult | None = None,
@@ -204,7 +157,8 @@ def mismatches(
         v: The vector.
         ordinary: Ordinary backward passes.
         dtype: The least precise type that takes part.
-        plain: Parameters whose rows come from autograd itself, so that there is nothing to compare.
+        chosen: The parameters: those that some loss reaches, and whose rows do not come from
+            autograd itself.
         is_retry: Whether another vector has shown more noise than an error is allowed to be.
         program: The result of the program for the same vector, if there is one.
 
@@ -212,41 +166,73 @@ def mismatches(
         ``None`` if the ordinary gradients are not finite, so that nothing can be compared: a loss
         that was left out may be NaN, and zero times that is NaN.
     """
-    components = [c for c in _by_component(ledger.shares) if not set(c[0]) <= set(plain)]
+    nothing = [((p,), torch.zeros_like(ledger.G)) for p in chosen]
+    components = _by_component(nothing + ledger.shares)
+    components = [c for c in components if not set(chosen).isdisjoint(c[0])]
     chosen = [p for parameters, _ in components for p in parameters]
     rounding = Rounding(dtype, v, length_of(ledger.G, v))
     found = _apart(ordinary(v, chosen))
     lengths = {p: norm_of(found, [p]) for p in found}
     if not all(map(isfinite, lengths.values())):
         return None
-    distance = 0.0 if program is None else program.off(found)
     off = _off({p: found[p] for p in found.keys() - ledger.unkept}, ledger, v)
-    compared = [("", *component, norm_of(off, component[0])) for component in components]
-    if program is not None:
-        compared.append(("program", tuple(chosen), program.G, distance))
-    del found, off, program  # the next passes need the memory
+    distances = [norm_of(off, parameters) for parameters, _ in components]
+    del found, off  # the next passes need the memory
     wrong, drowned = [], set[int]()
-    for of, parameters, share, distance in compared:
+    for (parameters, share), distance in zip(components, distances, strict=True):
         length = sum(lengths.get(p, 0.0) ** 2 for p in parameters) ** 0.5
-        squared = max(0.0, float(in_float64(v) @ in_float64(share) @ in_float64(v)))
-        known = length_of(share, v), length, distance, squared
+        known = length_of(share, v), length, distance, squared_length(share, v)
         if rounding.fault(*known) is None:
             continue
         noise = _noise(parameters, v, ordinary, rounding) if isfinite(distance) else 0.0
-        is_loud = noise > _LOUD * _TOLERANCE[dtype] * length
+        is_loud = noise > _LOUD * TOLERANCE[dtype] * length
         if is_retry and is_loud:
             continue  # the gradient is zero in theory
-        if (fault := rounding.fault(*known, noise)) is not None:
+        if (fault := rounding.fault(*known, noise)) is None:
+            drowned |= set(parameters) if is_loud else set()
+        elif not _holds_by_rows(parameters, share, ledger, v, ordinary, dtype):
             what, error = fault
-            wrong.append(Mismatch(parameters, of or what, error / length if length else inf))
-        elif not of and is_loud:
-            drowned |= set(parameters)
+            wrong.append(Mismatch(parameters, what, error / length if length else inf))
     if drowned and not is_retry:
         # Rows that are mostly rounding count as much as the others in v, and hide them.
-        others = set(chosen) - drowned | set(plain)
         equal = v.sign() * v.abs().min()
-        wrong += mismatches(ledger, equal, ordinary, dtype, others, is_retry=True) or ()
+        wrong += mismatches(ledger, equal, ordinary, dtype, drowned, is_retry=True) or ()
+    if program is not None and (replayed := program.mismatch(ledger, lengths, rounding)):
+        wrong.append(replayed)
     return wrong
+
+
+def _holds_by_rows(
+    parameters: Sequence[int],
+    share: Tensor,
+    ledger: Ledger,
+    v: Tensor,
+    ordinary: Ordinary,
+    dtype: torch.dtype,
+) -> bool:
+    """Whether each row is what autograd gives for its objective, and products are those of rows.
+
+    In a pass for all rows, the numbers of one may be lost beside larger ones of another that are
+    zero together. That is no error of the tape.
+    """
+    total, noise = dict[int, Tensor](), 0.0
+    for k in range(len(v)):
+        e = torch.zeros_like(v)
+        e[k] = v[k]
+        row = _apart(ordinary(e, parameters))
+        total = {p: total[p] + row[p] if p in total else row[p].clone() for p in row}
+        length, kept = norm_of(row, parameters), row.keys() - ledger.unkept
+        distance = norm_of(_off({p: row[p] for p in kept}, ledger, e), parameters)
+        rounding = Rounding(dtype, e, length_of(ledger.G, e))
+        known = length_of(share, e), length, distance, squared_length(share, e)
+        if rounding.fault(*known) is not None:
+            of_row = _noise(parameters, e, ordinary, rounding)
+            if rounding.fault(*known, of_row) is not None:
+                return False
+            noise += of_row**2
+    rounding = Rounding(dtype, v, length_of(ledger.G, v))
+    known = length_of(share, v), norm_of(total, parameters), 0.0, squared_length(share, v)
+    return rounding.fault(*known, noise**0.5) is None
 
 
 def _noise(parameters: Sequence[int], v: Tensor, ordinary: Ordinary, rounding: Rounding) -> float:
@@ -258,8 +244,8 @@ def _noise(parameters: Sequence[int], v: Tensor, ordinary: Ordinary, rounding: R
     small, scales = _SMALL[rounding.dtype], _SCALES
     less, once, *more = [_divided(ordinary(v * f, parameters), f) for f in (small, *scales)]
     for p, gradient in once.items():
-        slack = _LINEAR * rounding.eps * _length(gradient) + rounding.vanished
-        if not _length(less[p] - gradient) <= slack:
+        slack = _LINEAR * rounding.eps * norm(gradient) + rounding.vanished
+        if not norm(less[p] - gradient) <= slack:
             return 0.0
     mean = {p: sum([each[p] for each in more], once[p]) / len(scales) for p in once}
     apart = [{p: each[p] - mean[p] for p in mean} for each in (once, *more)]
@@ -287,22 +273,6 @@ def _apart(gradients: dict[int, Tensor]) -> dict[int, Tensor]:
             gradients[parameter] = gradient.clone()
         seen.add(memory)
     return gradients
-
-
-def norm_of(gradients: Mapping[int, Tensor], parameters: Sequence[int]) -> float:
-    """The length of some gradients together; in single precision, small squares would vanish."""
-    squares = [_length(gradients[p]) ** 2 for p in parameters if p in gradients]
-    return float(sum(squares) ** 0.5)
-
-
-def _length(gradient: Tensor) -> float:
-    if not has_float64(gradient.device):
-        gradient = gradient.cpu()
-    if gradient.device.type != "cpu" or gradient.numel() <= _PIECE:
-        return float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
-    # a CPU copies all of it to double precision, which may well be the largest tensor of a step
-    lengths = [torch.linalg.vector_norm(p, dtype=torch.float64) for p in gradient.split(_PIECE)]
-    return float(torch.stack(lengths).norm())
 
 
 def _by_component(

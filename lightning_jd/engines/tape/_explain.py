@@ -13,6 +13,7 @@ from typing_extensions import override
 from lightning_jd.engines._hooks import hook_history
 from lightning_jd.engines._objectives import Losses, Objectives
 from lightning_jd.engines._parameters import NamedParameters, Parameters, named_parameters_of
+from lightning_jd.engines.tape._parameter_hooks import hooked_operations
 from lightning_jd.engines.tape._tape import Tape
 from lightning_jd.engines.tape.graph import may_be_hooked, walk
 from lightning_jd.engines.tape.owners import Crossed, Evidence, Owners
@@ -246,6 +247,8 @@ def one_pass_of(objectives: Objectives, named: NamedParameters, scale: float | T
         return OnePass(f"{next(iter(plan.lost_at.values()), 'an operation')} mixes instances")
     if plan.computed:
         return OnePass("parameters are computed with before they are used")
+    if hooks and hooked_operations(graph, plan):
+        return OnePass("an operation with parameters has a hook")
     for position, use in enumerate(plan.uses):
         node, rule = graph.nodes[use.node], plan.rule(use)
         if (

@@ -1,9 +1,11 @@
-"""Finds hooks between a parameter and the operation that consumes it, as on ``weight.t()``.
+"""Finds hooks that rules pass by: on operations with parameters, and between the two.
 
-A rule takes a gradient at the operation and places it in the parameter. A hook in between sees the
-gradient of one row; in the gradient of a random combination, rows may cancel, so that a clip shows
-nothing. So autograd pulls random gradients of the size of a row back from the operation: that takes
-next to no time, as long as they arrive in the memory in which they left.
+A rule takes a gradient at the output of an operation and places the result in the parameter. Hooks
+of the node itself run after that, or not at all: whether there are some can be seen. A hook of a
+tensor in between, as of ``weight.t()``, sees the gradient of one row; in that of a random
+combination, rows may cancel, so that a clip shows nothing. So autograd pulls random gradients of
+the size of a row back from the operation: that takes next to no time, as long as they arrive in the
+memory in which they left.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lightning_jd.engines._graph import LEAF
-from lightning_jd.engines._hooks import hooks_silenced
+from lightning_jd.engines._hooks import holds_hook, hooks_silenced
 from lightning_jd.engines._parameters import to_columns
 from lightning_jd.engines.tape._compare import Component, Mismatch
 from lightning_jd.engines.tape.graph import Graph, Placement, Shape
@@ -29,6 +31,13 @@ _SIZES = 1.0, 1 / 64
 _ROUNDING = 8.0
 #: Random numbers that a gradient repeats: to draw as many as a weight has takes as long as a pass.
 _DRAWN = 1 << 12
+
+
+def hooked_operations(graph: Graph, plan: Plan) -> frozenset[int]:
+    """Parameters of operations whose nodes have hooks."""
+    hooked = {node for node in plan.by_node if holds_hook(graph.nodes[node])}
+    found = {p for use in plan.uses if use.node in hooked for p in use.parameters}
+    return frozenset(found if min(found, default=0) >= 0 else found | plan.computed)
 
 
 def altered_placements(

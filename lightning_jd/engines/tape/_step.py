@@ -19,7 +19,7 @@ from lightning_jd.engines.tape._compare import (
     report,
 )
 from lightning_jd.engines.tape._extracts import Extract
-from lightning_jd.engines.tape._parameter_hooks import altered_placements
+from lightning_jd.engines.tape._parameter_hooks import altered_placements, hooked_operations
 from lightning_jd.engines.tape.graph import VIEWS, Graph, holds_functions, may_be_hooked, walk
 from lightning_jd.engines.tape.plan import Known, Plan, memory
 from lightning_jd.engines.tape.run import (
@@ -126,9 +126,12 @@ class Step:
         self.is_hooked = hook_history.count(graph.nodes) > 0
         self.certificates = memory.certificates(known, (request.model, self.is_hooked))
         row_by_row = self.certificates.row_by_row
-        self.plan = plan = known.plan(graph, request.owners, row_by_row)
+        plan = known.plan(graph, request.owners, row_by_row)
         if not plan.reached:
             raise request.nothing_reached()
+        if self.is_hooked and (hooked := hooked_operations(graph, plan)):
+            plan = known.plan(graph, request.owners, row_by_row | hooked)
+        self.plan = plan
         is_low = request.options.memory == "low"
         is_simple = not (self.collects or self.is_hooked)
         self._is_traceable = is_simple and not is_low
@@ -273,8 +276,8 @@ class Step:
             v = self._vector(ledger.G)
         else:
             v = program.v
-        ordinary = self.request.ordinary_gradients
-        return mismatches(ledger, v, ordinary, self._dtype, self._plain, program=program)
+        ordinary, chosen = self.request.ordinary_gradients, self.plan.reached - self._plain
+        return mismatches(ledger, v, ordinary, self._dtype, chosen, program=program)
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -293,7 +293,35 @@ def test_a_row_of_rounding_errors_does_not_hide_those_of_the_others() -> None:
         return {0: v[0] * (rows[0] + noise) + factor * (v[1:] @ rows[1:])}
 
     v = random_vector(ledger.G, spread=1e3)
-    assert mismatches(ledger, v, ordinary, torch.bfloat16) == []
-    found = mismatches(ledger, v, partial(ordinary, factor=3.0), torch.bfloat16)
+    assert mismatches(ledger, v, ordinary, torch.bfloat16, {0}) == []
+    found = mismatches(ledger, v, partial(ordinary, factor=3.0), torch.bfloat16, {0})
     assert found is not None
     assert [mismatch.parameters for mismatch in found] == [(0,)]
+
+
+def test_a_parameter_without_a_contribution_is_compared() -> None:
+    ledger = Ledger(2, torch.float64, torch.device("cpu"), room=8, notes=True)
+    ledger.add(Rows(torch.eye(2, 4).double(), Placement(0, 4, (4,))))
+    ledger.close()
+
+    def ordinary(v: Tensor, chosen: Sequence[int]) -> dict[int, Tensor]:
+        rows = {0: torch.eye(2, 4).double(), 1: torch.ones(2, 4).double()}
+        return {p: v @ rows[p] for p in chosen}
+
+    v = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    assert mismatches(ledger, v, ordinary, torch.float64, {0}) == []
+    found = mismatches(ledger, v, ordinary, torch.float64, {0, 1})
+    assert found is not None
+    assert [mismatch.parameters for mismatch in found] == [(1,)]
+
+
+def test_numbers_of_one_row_that_another_absorbs_are_no_mismatch() -> None:
+    """The second row is zero, because large terms cancel, and the first is lost in these."""
+    weight = nn.Parameter(torch.ones(3))
+    for _ in range(3):
+        total = weight.sum()
+        large, small = 1e8 * total, total.sin()
+        losses = torch.stack([small, large - 1e8 * total])
+        lost = torch.autograd.grad(losses.sum(), weight, retain_graph=True)[0]
+        assert not lost.any()
+        Tape(Objectives.of(losses), [("weight", weight)], check="raise").gramian()
