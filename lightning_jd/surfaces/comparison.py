@@ -232,9 +232,12 @@ def plan_of(
         arguments["max_epochs"] = max_epochs
 
     def build(seed: int) -> Built:
-        built = module() if _is_builder(module) else deepcopy(module)
+        built = module() if _is_builder(module) else _copied("module", module, {})
         package = import_module(package_of(surfaces_for(built)))
-        given = {"train_dataloaders": _fresh(data), "val_dataloaders": _fresh(validation)}
+        given = {
+            "train_dataloaders": _fresh("data", data),
+            "val_dataloaders": _fresh("validation", validation),
+        }
         if isinstance(given["train_dataloaders"], package.LightningDataModule):
             given = {"datamodule": given["train_dataloaders"]}
         own = {name: deepcopy(value) for name, value in arguments.items()}
@@ -249,12 +252,22 @@ def _is_builder(thing: Any) -> bool:
     return (callable(thing) and not hasattr(thing, "state_dict")) or isinstance(thing, type)
 
 
-def _fresh(data: Any) -> Any:
+def _fresh(name: str, data: Any) -> Any:
     """A copy with a random generator of its own, but the same data set."""
     if data is None or _is_builder(data):
         return None if data is None else data()
     dataset = getattr(data, "dataset", None)
-    return deepcopy(data, {} if dataset is None else {id(dataset): dataset})
+    return _copied(name, data, {} if dataset is None else {id(dataset): dataset})
+
+
+def _copied(name: str, thing: Any, kept: dict[int, Any]) -> Any:
+    try:
+        return deepcopy(thing, kept)
+    except Exception as error:
+        raise ArgumentError(
+            f"`{name}` must be copied for each run, but {type(thing).__name__} cannot be "
+            f"({type(error).__name__}: {error}). Pass a function that builds it."
+        ) from error
 
 
 def labelled(methods: Methods) -> dict[str, Any]:
