@@ -105,6 +105,8 @@ class Front(Comparison):
         all runs.
         """
         done = [outcome for outcome in self.outcomes if not outcome.error]
+        if not done:
+            return {}
         every = torch.tensor([self.point(outcome) for outcome in done], dtype=torch.float64)
         low, high = every.min(dim=0).values, every.max(dim=0).values
         best, worst = (high, low) if self.higher_is_better else (low, high)
