@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from lightning_jd.linalg import _least_squares, _pivoting, _stages
+from lightning_jd.linalg import _pivoting, _stages
 from lightning_jd.linalg._arrays import Array, Mask, is_positive_definite, product
 from lightning_jd.linalg._lapack import inverse
 from lightning_jd.linalg._principal import PrincipalSystems, Rows
@@ -57,12 +57,8 @@ def solve(
     few = len(C) <= (PRODUCTS if tolerance >= SINGLE else EXACT_PRODUCTS)
     if well_conditioned or is_positive_definite(C, _stages.WELL_CONDITIONED):
         with suppress(np.linalg.LinAlgError, RuntimeError):
-            if len(C) <= _least_squares.TINY:
-                found = _solved(*_least_squares.solve_rows(C, Q))
-            elif few:
-                found = _solved(*_pivot(C, Q, _guess_positive(C, Q)))
-            else:
-                found = _many(C, Q, tolerance)
+            pivoted = _solved(*_pivot(C, Q, _guess_positive(C, Q))) if few else None
+            found = pivoted or _many(C, Q, tolerance)
             if found.residual <= tolerance:
                 return found
     matrix, sides = torch.from_numpy(C), torch.from_numpy(Q)
@@ -157,7 +153,7 @@ def _pivot(C: Array, Q: Array, positive: Mask) -> tuple[Array, Array]:
 
     Rows that do not finish at all are left with entries of the wrong sign.
     """
-    systems = _Masked(C, Q) if len(C) <= MASKED else PrincipalSystems(C, Q, positive)
+    systems = _Masked(C, Q) if len(C) <= MASKED else PrincipalSystems(C, Q)
     return _rounds(systems, C, Q, positive)
 
 

@@ -25,14 +25,12 @@ class Routines(NamedTuple):
     dtrtri: Callable[..., Any]
     spotrf: Callable[..., Any]
     strtri: Callable[..., Any]
-    nnls: Callable[..., Any]
 
 
 @cache
 def routines() -> Routines:
     """All of them."""
     from scipy.linalg import lapack  # type: ignore[import-untyped]  # no stubs
-    from scipy.optimize import nnls  # type: ignore[import-untyped]  # no stubs
 
     return Routines(
         dgesv=lapack.dgesv,
@@ -41,7 +39,6 @@ def routines() -> Routines:
         dtrtri=lapack.dtrtri,
         spotrf=lapack.spotrf,
         strtri=lapack.strtri,
-        nnls=nnls,
     )
 
 

@@ -100,11 +100,11 @@ def large_batches(
         )
     if unknown := set(methods) - METHODS.keys():
         raise ArgumentError(f"`methods` must be among {', '.join(METHODS)}, got {sorted(unknown)}.")
+    path = writable_folder(output) / "runs.jsonl"
     split = load(dataset, data)
     mean, deviation = split.moments()
     pixels = (split.images.float() / 255 - mean.float()) / deviation.float()  # one channel
     images = Images(pixels.flatten(start_dim=1), split.labels)
-    path = writable_folder(output) / "runs.jsonl"
     store: Store[Setting, Outcome] = Store(
         path,
         write=lambda setting, outcome: [asdict(setting), asdict(outcome)],
