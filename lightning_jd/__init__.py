@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         JDStrategy,
     )
     from lightning_jd.surfaces.comparison import compare
+    from lightning_jd.surfaces.fronts import front
 
 __all__ = [
     "Accumulator",
@@ -44,6 +45,7 @@ __all__ = [
     "compare",
     "explain",
     "fabric",
+    "front",
     "gradient_norms",
     "gramian",
     "gramian_of_data",
@@ -64,7 +66,7 @@ STRATEGY_NAMES: dict[str, tuple[str, dict[str, str]]] = {
 }
 register_strategies(STRATEGY_NAMES)
 #: A function that needs Lightning to the file that has it.
-_FUNCTIONS = {"compare": "comparison"}
+_FUNCTIONS = {"compare": "comparison", "front": "fronts"}
 
 
 def _lazy(name: str) -> Any:

@@ -12,7 +12,7 @@ from lightning_jd import __version__
 from lightning_jd.doctor import doctor
 from lightning_jd.errors import JDError
 from lightning_jd.report import report
-from lightning_jd.surfaces._script import compare
+from lightning_jd.surfaces._script import compare, front
 
 _INTERRUPTED = 130  # the exit status of a shell after Ctrl-C
 
@@ -63,6 +63,18 @@ def parser() -> argparse.ArgumentParser:
     add("--workers", type=int, default=1)
     add("--folder")
     add("--output", default="compare.html")
+    add("methods", metavar="METHODS")
+    add("script", metavar="SCRIPT")
+    add("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER)
+
+    add = _command(commands, front)
+    add("--preferences", type=int, default=5)
+    add("--objectives", default="")
+    add("--higher-is-better", "--higher_is_better", action="store_true")
+    add("--seeds", type=int, default=1)
+    add("--workers", type=int)
+    add("--folder")
+    add("--output", default="front.html")
     add("methods", metavar="METHODS")
     add("script", metavar="SCRIPT")
     add("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER)

@@ -100,7 +100,6 @@ def test_every_folder_is_a_stage(room: str) -> None:
 PRIVATE = {
     "core/_losses.py": {"aggregators._halves.SUFFIXES"},
     "optim/_moments.py": {"aggregators._arguments.not_negative", "aggregators._arguments.share"},
-    "optim/_nadam.py": {"aggregators._arguments.not_negative"},
     "optim/_sgd.py": {"aggregators._arguments.not_negative"},
     "surfaces/_observe.py": {
         *(
@@ -152,6 +151,13 @@ def test_a_folder_of_the_laboratory_imports_only_public_files_of_those_below_it(
         if parts[0] not in top | LAB[folder] or any(part.startswith("_") for part in parts)
     }
     assert not foreign
+
+
+def test_folders_of_tests_mirror_those_of_the_package() -> None:
+    here, rooms = Path(__file__).parent, [room.name for room in PACKAGE.glob("[!_]*/")]
+    folders = [folder for room in rooms for folder in (here / room).glob("**/[!_.]*/")]
+    own = {"fuzz", "zoo", "data"}
+    assert {f.name for f in folders if not (PACKAGE / f.relative_to(here)).is_dir()} <= own
 
 
 def test_the_package_imports_neither_examples_nor_tests() -> None:

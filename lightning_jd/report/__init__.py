@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from lightning_jd.errors import ArgumentError
-from lightning_jd.report._comparison import Table, comparison_page, mean_and_error, whole_page
+from lightning_jd.report._comparison import Table, comparison_page, front_page, mean_and_error
 from lightning_jd.report._page import page
 from lightning_jd.report._promise import Problem, problems, suffering
 from lightning_jd.report._run import Cosines, Run, Track
+from lightning_jd.report._scatter import Point
 from lightning_jd.report._sources import RUN_FILE, read_run
 from lightning_jd.report._verdict import Finding, verdict
 
@@ -14,11 +15,13 @@ __all__ = [
     "RUN_FILE",
     "Cosines",
     "Finding",
+    "Point",
     "Problem",
     "Run",
     "Table",
     "Track",
     "comparison_page",
+    "front_page",
     "mean_and_error",
     "page",
     "problems",
@@ -26,7 +29,6 @@ __all__ = [
     "report",
     "suffering",
     "verdict",
-    "whole_page",
 ]
 
 

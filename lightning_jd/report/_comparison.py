@@ -10,13 +10,16 @@ from html import escape
 
 from lightning_jd.report._page import _MOST_LINES, _chart, _grid, _whole
 from lightning_jd.report._run import Run, Track
+from lightning_jd.report._scatter import Point, scatter_chart
 from lightning_jd.report._svg import line_chart
 
 _STYLE = (
     "<style>table.runs td, table.runs th { width: auto; text-align: right; white-space: nowrap; "
     "font-variant-numeric: tabular-nums; } table.runs td:first-child, table.runs th:first-child "
     "{ text-align: left; } td.long { text-align: left !important; white-space: normal !important; "
-    "color: var(--act); } .wide { overflow-x: auto; margin: 16px 0; }</style>"
+    "color: var(--act); } .scatter path { stroke-width: 1.5; fill: none; opacity: 0.6; } "
+    ".thin { stroke-width: 1; opacity: 0.5; } .corner { fill: var(--ink); } "
+    ".wide { overflow-x: auto; margin: 16px 0; }</style>"
 )
 
 
@@ -97,13 +100,37 @@ def comparison_page(title: str, table: Table, runs: Mapping[str, Sequence[Run]])
         table: The table.
         runs: Label to the runs of its seeds.
     """
-    return whole_page(title, table, _grid(curves(runs)))
+    return _page(title, table, _grid(curves(runs)))
 
 
-def whole_page(title: str, table: Table, drawings: str) -> str:
-    """A page with a table above drawings."""
-    card = f'<article class="card wide">{table.html()}</article>'
-    return _whole(title, f"{_STYLE}{card}{drawings}")
+def front_page(
+    title: str,
+    summary: Table,
+    views: Sequence[tuple[Mapping[str, Sequence[Point]], Sequence[Point], str, str]],
+    table: Table,
+    better: str,
+) -> str:
+    """The points of a front as one self-contained page.
+
+    Args:
+        title: The heading.
+        summary: The table above the drawings.
+        views: For each pair of objectives the arguments of :func:`scatter_chart`.
+        table: The table of all runs, below.
+        better: In which direction points are better.
+    """
+    hint = f"{better} is better. Squares: one task alone. Bars are one standard error over seeds."
+    charts = [_chart(f"{x} and {y}", hint, scatter_chart(lines, corners, x, y))
+              for lines, corners, x, y in views]  # fmt: skip
+    return _page(title, summary, _grid(charts) + _card(table))
+
+
+def _page(title: str, table: Table, rest: str) -> str:
+    return _whole(title, f"{_STYLE}{_card(table)}{rest}")
+
+
+def _card(table: Table) -> str:
+    return f'<article class="card wide">{table.html()}</article>'
 
 
 def curves(runs: Mapping[str, Sequence[Run]]) -> list[str]:

@@ -19,6 +19,9 @@ from lightning_jd.report._promise import (
 from lightning_jd.report._run import Run
 
 Level = Literal["fact", "act", "unknown"]
+STRONG = 3.0  # imbalance of the norms
+PAIRS = 0.25  # share of the pairs in conflict that counts, if it lasts
+OPPOSED = -0.1  # mean cosine from which on a conflict is one of directions, not of noise
 
 
 class Finding(NamedTuple):
@@ -42,7 +45,7 @@ class Finding(NamedTuple):
 
 
 def verdict(run: Run) -> list[Finding]:
-    """The findings: conflict, imbalance, who suffers, effect on the update, cost, batch size."""
+    """The findings: conflict, imbalance, regime, who suffers, change of the update, cost, batch."""
     found = []
     for question, (answer_of, rule) in _QUESTIONS.items():
         answer = answer_of(run)
@@ -51,7 +54,7 @@ def verdict(run: Run) -> list[Finding]:
             found.append(Finding(question, "act", text, rule, answer.remedy, answer.page))
         elif answer:
             found.append(Finding(question, "fact", answer, rule))
-        elif answer_of is not _batch:  # which tasks do not have
+        elif answer_of not in (_batch, _regime):  # which not every kind of objective has
             found.append(Finding(question, "unknown", "The run did not record this.", rule))
     return found
 
@@ -72,7 +75,7 @@ def _imbalance(run: Run) -> str:
     factor = run.mean("norm_imbalance")
     if math.isnan(factor):
         return ""
-    amount = "Yes, strongly" if factor >= 3 else "Yes" if factor >= 1.5 else "No"
+    amount = "Yes, strongly" if factor >= STRONG else "Yes" if factor >= 1.5 else "No"
     answer = (
         f"{amount}: norms typically differ from their geometric mean by a factor of {factor:.2g}"
     )
@@ -80,6 +83,58 @@ def _imbalance(run: Run) -> str:
     if len(norms) > 1:
         answer += f"; the largest belong to “{max(norms, key=lambda name: norms[name])}”"
     return f"{answer}."
+
+
+def _regime(run: Run) -> str:
+    """One of the three regimes of Kim and N'guessan (arXiv:2605.10136), and what it calls for."""
+    conflict, factor = _persistent_conflict(run), run.mean("norm_imbalance")
+    if conflict is None or math.isnan(factor):
+        return ""
+    imbalance = f"norms differ by a factor of {factor:.2g}" if factor >= STRONG else ""
+    if conflict and imbalance:
+        return (
+            f"Persistent directional conflict and imbalance of magnitude: {conflict}, and "
+            f"{imbalance}. Use a method that protects every task at any scale ('upgrad', "
+            "'config'), or give the tasks parameters of their own and balance their losses."
+        )
+    if conflict:
+        return (
+            f"Persistent directional conflict: {conflict}. Reweighting cannot resolve it. Use a "
+            "method that protects every task ('upgrad', 'config'), or give the tasks parameters of "
+            "their own (heads, adapters); where they exclude one another, state a `preference`."
+        )
+    if imbalance:
+        return (
+            f"Imbalance of magnitude: {imbalance}, without lasting conflict. Reweighting is "
+            "enough: fixed weights, a balancer ('uw', 'gradnorm'), or 'normalized'."
+        )
+    return (
+        "Neither persistent conflict nor imbalance. The plain sum is enough ('sum', 'mean'), and "
+        "costs less."
+    )
+
+
+def _persistent_conflict(run: Run) -> str | None:
+    """What lasts, in words; empty if nothing does, ``None`` if the run did not record it."""
+    points = run.tracks["conflict_rate"].points() if "conflict_rate" in run.tracks else []
+    late = [rate for step, rate, _ in points if step >= points[-1][0] / 2]
+    if run.cosines is None or not late:
+        return None
+    names, matrix = run.cosines.names, run.cosines.matrix
+    pairs = [
+        (cosine, f"“{names[j]}” and “{names[i]}”")
+        for i, row in enumerate(matrix)
+        for j, cosine in enumerate(row[:i])
+        if cosine is not None
+    ]
+    worst, whose = min(pairs, default=(1.0, ""))
+    lasting = sum(rate >= PAIRS for rate in late) / len(late)
+    if lasting < 0.5 or worst > OPPOSED:
+        return ""
+    return (
+        f"in {percent(lasting)} of the second half of the run at least {percent(PAIRS)} of the "
+        f"pairs conflict, and the mean cosine of {whose} is {worst:.2f}"
+    )
 
 
 def _harm(run: Run) -> str | Problem:
@@ -143,6 +198,13 @@ _QUESTIONS: dict[str, tuple[Callable[[Run], str | Problem], str]] = {
         _imbalance,
         "The factor is the geometric standard deviation of the gradient norms. Below 1.5 they are "
         "balanced, up to 3 imbalanced, above 3 strongly imbalanced.",
+    ),
+    "Which regime is it?": (
+        _regime,
+        "Of named tasks. Persistent directional conflict: at least a quarter of the pairs conflict "
+        "in at least half of the second half of the run, and the mean cosine of some pair over the "
+        "run is below -0.1. Imbalance of magnitude: a factor of at least 3. Conflict that passes "
+        "is neither. The regimes are those of arXiv:2605.10136; the thresholds are ours.",
     ),
     "Who gets worse?": (
         _harm,

@@ -146,7 +146,7 @@ class Plan:
         """Train, validate and write the outcome; an error is an outcome, too."""
         outcome = Outcome(job.label, job.seed, self.settings)
         try:
-            with _own_seed(job.seed) as reseed, warnings.catch_warnings():
+            with own_seed(job.seed) as reseed, warnings.catch_warnings():
                 warnings.filterwarnings("ignore", ".*LeafSpec")  # of torch, used by Lightning
                 warnings.filterwarnings("ignore", ".*does not have many workers")
                 warnings.filterwarnings("ignore", ".*number of training batches .* is smaller than")
@@ -169,7 +169,7 @@ class Plan:
         report = surfaces.JDReport(str(folder), stationarity=False, title=job.label)
         clock = _clock(surfaces, tell, outcome, report)
         callbacks = [each for each in trainer.callbacks if not isinstance(each, JacobianDescent)]
-        descent = self._descent(job, surfaces, trainer, module)
+        descent = self.descent(job, surfaces, trainer, module)
         trainer.callbacks[:] = [clock, descent, report, *callbacks]
         reseed()  # not everyone draws as many random numbers while a run is built
         with _ctrl_c(trainer):
@@ -183,7 +183,7 @@ class Plan:
                 found = trainer.validate(module, **data, verbose=False)
             outcome.metrics = {name: value for part in found for name, value in part.items()}
 
-    def _descent(self, job: Job, surfaces: Any, trainer: Any, module: Any) -> Any:
+    def descent(self, job: Job, surfaces: Any, trainer: Any, module: Any) -> Any:
         """Jacobian descent with the method of the job, in the place of what there is."""
         cls, method = surfaces.JacobianDescent, deepcopy(job.method)
         known = [each for each in trainer.callbacks if isinstance(each, JacobianDescent)]
@@ -202,16 +202,17 @@ class _Clock:
         self.seconds: list[float] = []
         self._tell, self._outcome, self._report, self._steps = tell, outcome, report, math.inf
         self._begin = self._told = time.perf_counter()
+        self._parameters = ""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._outcome.start = _checksum(pl_module.state_dict())
+        self._parameters = _checksum(pl_module.state_dict())
         self._steps = trainer.estimated_stepping_batches
         if math.isfinite(self._steps):
             self._report.every_n_steps = max(1, int(self._steps) // _RECORDED)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
         if not self.seconds:
-            self._outcome.start += _checksum(batch)
+            self._outcome.start = self._parameters + _checksum(batch)
         self._begin = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
@@ -242,7 +243,7 @@ def _checksum(tensors: Any) -> str:
 
 
 @contextmanager
-def _own_seed(seed: int) -> Iterator[Callable[[], object]]:
+def own_seed(seed: int) -> Iterator[Callable[[], object]]:
     """Seeds all random numbers and silences Lightning; restores afterwards what was before."""
     package = package_of(surfaces_in_use())
     seed_everything = import_module(package).seed_everything

@@ -1,4 +1,4 @@
-"""``lightning-jd compare``: the runs of a program that uses LightningCLI."""
+"""``lightning-jd compare`` and ``front``: the runs of a program that uses LightningCLI."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from lightning_jd.errors import ArgumentError
 from lightning_jd.surfaces._namespace import surfaces_in_use
 from lightning_jd.surfaces._runs import Built, Job, Plan, package_of, run_all
 from lightning_jd.surfaces.comparison import Comparison, folder_of, labelled, seeds_of
+from lightning_jd.surfaces.fronts import front_of
 
 #: Before the arguments of the user, which win.
 _QUIET = (
@@ -53,6 +54,47 @@ def compare(
     jobs = [Job(label, spec, seed) for label, spec in specs.items() for seed in seeds_of(seeds)]
     with folder_of(folder) as path:
         found = Comparison(run_all(plan, jobs, path, workers))
+    print(found)
+    found.write(output)
+    print(f"written: {output}")
+
+
+def front(
+    methods: str,
+    script: str,
+    arguments: list[str],
+    preferences: int = 5,
+    objectives: str = "",
+    higher_is_better: bool = False,
+    seeds: int = 1,
+    workers: int | None = None,
+    folder: str | None = None,
+    output: str = "front.html",
+) -> None:
+    """Train a program that uses LightningCLI with several preferences, and draw the front.
+
+    Every task is trained alone, too. Prints the hypervolume of each method and writes a page with
+    all points. For instance:
+    lightning-jd front --preferences 5 --folder runs sum,upgrad,stch train.py --config config.yaml
+
+    Args:
+        methods: Methods with a preference, or "sum" for a sweep of weights, separated by commas.
+        script: The program, a Python file.
+        arguments: What follows "fit" on the command line of the program.
+        preferences: Their number, spread over the simplex.
+        objectives: Validation metrics, separated by commas; the losses at the end by default.
+        higher_is_better: The objectives are to be high, as accuracies are.
+        seeds: The number of seeds (--seed_everything is 0, 1, ...).
+        workers: How many runs at a time, in processes of one thread each; one per core by default.
+        folder: Keeps the runs: what is finished there is not run again.
+        output: The page to write.
+    """
+    names = [name.strip() for name in methods.split(",")]
+    axes = [name.strip() for name in objectives.split(",") if name.strip()]
+    found = front_of(
+        plan_of_script(script, arguments), names, preferences, seeds, folder, workers,
+        objectives=axes, higher_is_better=higher_is_better,
+    )  # fmt: skip
     print(found)
     found.write(output)
     print(f"written: {output}")

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ LONG = (
     "docs/guides/networks.md",
 )
 LAB = "python -m examples.lab "
+OPTIONAL = {*"hydra wandb sklearn torchjd peft torch_geometric matplotlib transformers".split()}
 #: Commands that a page runs, one line each.
 SHELL = [
     pytest.param(line.strip(), id=f"{block.page}:{block.line}")
@@ -55,26 +57,15 @@ def _a_place_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
     unregister_flow("MatrixBackward")
 
 
-def needs(block: Block) -> list[str]:
-    """The packages that a block imports and that the package itself does not need."""
+def missing(block: Block) -> list[str]:
+    """The packages that a block imports and that are not installed here."""
     names = {
-        "hydra",
-        "wandb",
-        "sklearn",
-        "torchjd",
-        "peft",
-        "torch_geometric",
-        "matplotlib",
-        "transformers",
-    }
-    tree = ast.parse(block.code)
-    found = {
         (alias.name if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
-        for node in ast.walk(tree)
+        for node in ast.walk(ast.parse(block.code))
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for alias in node.names
     }
-    return sorted(found & names)
+    return [name for name in names & OPTIONAL if find_spec(name) is None]
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice on small programs is not the subject
@@ -100,8 +91,8 @@ def test_a_block_runs_alone(
         test = doctest.DocTestParser().get_doctest(block.code, {}, block.page, None, block.line)
         assert doctest.DocTestRunner().run(test).failed == 0
         return
-    for name in needs(block):
-        pytest.importorskip(name)
+    if absent := missing(block):
+        pytest.skip(f"needs {', '.join(absent)}")
     for other in blocks_of(block.page):  # files of the page, which later blocks import
         if other.file is not None and other.line < block.line:
             (tmp_path / other.file).write_text(other.code, encoding="utf-8")

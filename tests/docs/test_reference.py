@@ -60,13 +60,14 @@ def test_a_missing_name_is_noticed() -> None:
     assert not documented("lightning_jd.aggregators", "_registry")
 
 
-@pytest.mark.parametrize("command", ["doctor", "report", "compare"])
+@pytest.mark.parametrize("command", ["doctor", "report", "compare", "front"])
 def test_the_page_of_the_commands_shows_their_help(command: str) -> None:
     page = (REFERENCE / "commands.md").read_text(encoding="utf-8")
     shown = page.partition(f"## lightning-jd {command}\n")[2].partition("\n## ")[0]
     (commands,) = [each.choices for each in cli.parser()._actions if isinstance(each.choices, dict)]
     for action in commands[command]._actions[1:]:  # without --help
-        name = " ".join([*action.option_strings[:1], action.metavar or action.dest.upper()])
+        value = [] if action.nargs == 0 else [action.metavar or action.dest.upper()]
+        name = " ".join([*action.option_strings[:1], *value])
         assert re.search(rf"^  {re.escape(name)} +{re.escape(action.help)}$", shown, re.MULTILINE)
     assert set(commands) == set(re.findall(r"^## lightning-jd (\w+)$", page, re.MULTILINE))
 

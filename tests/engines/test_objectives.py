@@ -1,5 +1,7 @@
 """Losses in every form that user code gives them, and every way to get them wrong."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -83,48 +85,34 @@ def test_finite_losses_pass(x: Tensor) -> None:
     assert Objectives.of(x * 1).nonfinite() == ()
 
 
-@pytest.mark.parametrize("losses", [{}, [], {"a": None}, [None, None]])
-def test_no_loss_is_refused(losses: object) -> None:
-    with pytest.raises(ShapeError, match=r"must hold at least one loss, got none\. Skip"):
-        Objectives.of(losses)
+X = torch.arange(1.0, 7.0, requires_grad=True)
+REFUSED: list[tuple[object, type[Exception], str]] = [
+    *[
+        (nothing, ShapeError, r"must hold at least one loss, got none\. Skip")
+        for nothing in ({}, [], {"a": None}, [None, None])
+    ],
+    *[
+        (torch.zeros(shape, requires_grad=True), ShapeError, r"loss, got shape \(.*\)\. Skip empty")
+        for shape in ((0,), (0, 3), (3, 0))
+    ],
+    (torch.zeros(2, 3, 4), ShapeError, r"\(m,\) or \(b, k\), .*, got \(2, 3, 4\)\. Average"),
+    ({"a": X.sum(), "b": X * 1}, ShapeError, r"`losses\['b'\]` must be a scalar, got shape \(6,\)"),
+    (torch.ones(3), GraphError, "`losses` must require a gradient, got a tensor without"),
+    ({"a": X.sum(), "b": torch.ones(())}, GraphError, r"`losses\['b'\]` must require a gradient"),
+    ({1: X.sum(), "1": X.prod()}, ArgumentError, "must have distinct names, got '1' twice"),
+    (
+        [X.sum(), X.double().sum()],
+        ArgumentError,
+        r"same dtype, got torch.float32, torch.float64",
+    ),
+    *[
+        (other, ArgumentError, "a tensor, a list of scalars or a dict .*, got ")
+        for other in (3.0, "loss", None)
+    ],
+]
 
 
-@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
-def test_an_empty_batch_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ShapeError, match=r"at least one loss, got shape \(.*\)\. Skip empty batch"):
-        Objectives.of(torch.zeros(shape, requires_grad=True))
-
-
-def test_three_dimensions_are_refused() -> None:
-    with pytest.raises(ShapeError, match=r"\(m,\) or \(b, k\), .*, got \(2, 3, 4\)\. Average"):
-        Objectives.of(torch.zeros(2, 3, 4, requires_grad=True))
-
-
-def test_a_vector_in_a_dict_is_refused_with_the_remedy(x: Tensor) -> None:
-    with pytest.raises(
-        ShapeError, match=r"`losses\['b'\]` must be a scalar, got shape \(6,\)\. Red"
-    ):
-        Objectives.of({"a": x.sum(), "b": x * 1})
-
-
-def test_losses_without_a_graph_are_refused(x: Tensor) -> None:
-    with pytest.raises(GraphError, match=r"`losses` must require a gradient, got a tensor without"):
-        Objectives.of(torch.ones(3))
-    with pytest.raises(GraphError, match=r"`losses\['b'\]` must require a gradient"):
-        Objectives.of({"a": x.sum(), "b": torch.ones(())})
-
-
-def test_equal_names_are_refused(x: Tensor) -> None:
-    with pytest.raises(ArgumentError, match=r"must have distinct names, got '1' twice"):
-        Objectives.of({1: x.sum(), "1": x.prod()})
-
-
-def test_mixed_types_are_refused(x: Tensor) -> None:
-    with pytest.raises(ArgumentError, match=r"same dtype, got torch.float32, torch.float64\. Conv"):
-        Objectives.of([x.sum(), x.double().sum()])
-
-
-@pytest.mark.parametrize("losses", [3.0, "loss", None])
-def test_something_else_is_refused(losses: object) -> None:
-    with pytest.raises(ArgumentError, match=r"a tensor, a list of scalars or a dict .*, got "):
+@pytest.mark.parametrize(("losses", "error", "message"), REFUSED)
+def test_what_is_no_loss_is_refused(losses: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         Objectives.of(losses)

@@ -89,6 +89,37 @@ def test_physics_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert table.count("Burgers") == table.count("Helmholtz") == 5
 
 
+# --- PINA
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("problem", ["Poisson", "Helmholtz", "Klein-Gordon"])
+def test_a_solution_has_no_residual_in_the_problem_of_pina(problem: str, example: Any) -> None:
+    pina = pytest.importorskip("pina")
+    build, solution, _ = example("pina_zoo").PROBLEMS[problem]
+    case, labels = build(), ["x", "t"] if problem == "Klein-Gordon" else ["x", "y"]
+    for domain in case.domains:
+        case.discretise_domain(50, "random", domains=[domain])
+    for name, condition in case.conditions.items():
+        points = case.discretised_domains[condition.domain]
+        points = pina.LabelTensor(points.tensor.double(), points.labels).requires_grad_()
+        for factor in (1.0, 1.1):
+            u = pina.LabelTensor(factor * solution(points.extract(labels).tensor), ["u"])
+            residual = condition.equation.residual(points, u)
+            largest = residual.as_subclass(Tensor).abs().max()
+            assert factor > 1 or largest < 1e-12, name
+            assert factor == 1 or name != "D" or largest > 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_pina_trains_with_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pina")
+    table = run_script("pina_zoo", tmp_path, monkeypatch, "--steps", "2")
+    assert table.count("Poisson") == table.count("Klein-Gordon") >= 8
+
+
 # --- fairness
 
 

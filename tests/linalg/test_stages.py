@@ -38,10 +38,6 @@ def gives_up(C: Tensor, Q: Tensor, positive: Tensor, **_: Any) -> tuple[Tensor, 
     return torch.zeros_like(Q), torch.arange(len(Q))
 
 
-def everything_positive(C: Tensor, Q: Tensor) -> Tensor:
-    return torch.ones_like(Q, dtype=torch.bool)
-
-
 def test_the_proximal_stage_repairs_a_shared_pivot_that_fails(
     unit: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,13 +79,13 @@ def test_of_two_threads_the_first_one_restores(two: Counts) -> None:
     @_threads.by_one_thread
     def second(gramian: torch.Tensor) -> Counts:
         inside.set()
-        assert over.wait(timeout=20)
+        assert over.wait(timeout=120)
         return counts()
 
     @_threads.by_one_thread
     def first(gramian: torch.Tensor, pool: ThreadPoolExecutor) -> "Future[Counts]":
         other = pool.submit(second, G)
-        assert inside.wait(timeout=20)
+        assert inside.wait(timeout=120)
         assert set(counts()) == {1}
         return other
 

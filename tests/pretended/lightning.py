@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -74,12 +73,3 @@ def _placed(plugin: MixedPrecision) -> MixedPrecision:
         backoff_factor=plugin.scaler.get_backoff_factor(),
     )
     return MixedPrecision(plugin.precision, DEVICE.type, scaler)
-
-
-def trainer_on_device(accelerator: str, **arguments: Any) -> Trainer:
-    """A Trainer of the lab, which asks for an accelerator by a name that Lightning does not know.
-
-    It takes the place of ``examples.lab.trainer.Trainer``.
-    """
-    assert accelerator == DEVICE.type
-    return Trainer(**on_device(**{**arguments, "devices": 1}))

@@ -3,12 +3,15 @@
 import json
 import math
 import random
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 
 from lightning_jd.errors import ArgumentError
+from lightning_jd.metrics import PairwiseCosine, conflict_summary
 from lightning_jd.report import Cosines, Run, Track, page, read_run, report, verdict
 
 NASTY = "<script>alert('x')</script> & \"quotes\""
@@ -114,7 +117,7 @@ SAME = CONFLICT | {"similarity_to_mean": 0.99999, "violation_share": 0.3}
     ("values", "levels"),
     [
         (CONFLICT, ["fact"] * 5),  # large numbers are no reason to act
-        (SAME, ["fact", "fact", "fact", "act", "fact"]),  # but to do nothing about them is one
+        (SAME, ["fact"] * 3 + ["act", "fact"]),  # but to do nothing about them is one
         (SAME | {"mean_violation_share": 0.0, "violation_share": 0.0}, ["fact"] * 5),
         ({}, ["unknown"] * 5),
         ({"time_share": 0.7}, ["unknown"] * 4 + ["fact"]),
@@ -140,6 +143,38 @@ def test_a_task_that_is_not_protected_is_red_with_its_remedy() -> None:
     run.method = {"protects": False}
     assert verdict(run)[2].level == "fact"
     assert "Most often kind, in 45% of the steps." in verdict(run)[2].answer
+
+
+def synthetic(cosine: Callable[[int], float], scale: float, steps: int = 60) -> Run:
+    """A run of two gradients with a cosine for each step, one of them so many times as long."""
+    metric, run = PairwiseCosine(["a", "b"], sync_on_compute=False), Run("mean")
+    for step in range(steps):
+        angle = math.acos(cosine(step))
+        J = torch.tensor([[1.0, 0.0], [scale * math.cos(angle), scale * math.sin(angle)]])
+        run.add(step, conflict_summary(J @ J.T, torch.tensor([0.5, 0.5])).to_dict())
+        metric.update(J @ J.T, ("a", "b"))
+    run.cosines = Cosines(["a", "b"], metric.compute().tolist())
+    return run
+
+
+@pytest.mark.parametrize(
+    ("cosine", "scale", "expected"),
+    [
+        (lambda _: -0.6, 1.0, "Persistent directional conflict: in 100% of the second half"),
+        (lambda _: 0.5, 100.0, "Imbalance of magnitude: norms differ by a factor of 10"),
+        (lambda _: 0.5, 1.0, "Neither persistent conflict nor imbalance"),
+        (lambda step: -0.6 if step < 20 else 0.5, 1.0, "Neither"),  # it passes
+        (lambda step: 0.02 * (-1) ** step, 1.0, "Neither"),  # noise around a right angle
+        (lambda _: -0.6, 100.0, "Persistent directional conflict and imbalance of magnitude"),
+    ],
+)
+def test_the_regime_is_named(cosine: Callable[[int], float], scale: float, expected: str) -> None:
+    run = synthetic(cosine, scale)
+    (found,) = [each for each in verdict(run) if each.question == "Which regime is it?"]
+    assert found.level == "fact"
+    assert found.answer.startswith(expected)
+    run.cosines = None  # as in a run that was only logged, or of one objective per example
+    assert "Which regime is it?" not in {each.question for each in verdict(run)}
 
 
 def test_the_cost_is_that_of_plain_steps() -> None:

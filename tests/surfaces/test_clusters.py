@@ -73,7 +73,7 @@ def test_two_nodes(tmp_path: Path) -> None:
         for node in range(2)
     ]
     try:
-        outputs = [agent.communicate(timeout=300)[0] for agent in agents]
+        outputs = [agent.communicate(timeout=900)[0] for agent in agents]
     finally:
         for agent in agents:
             agent.kill()

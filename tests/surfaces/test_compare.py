@@ -253,7 +253,7 @@ def test_options_of_the_module_are_kept() -> None:
     for options, expected in (({}, "nonfinite='skip'"), ({"rows": "tasks"}, "rows='tasks'")):
         plan = plan_of(Flagged, loader(), None, 1, TRAINER, options)
         trainer, module, _ = plan.build(0)
-        descent = plan._descent(Job("sum", "sum", 0), surfaces_for(module), trainer, module)
+        descent = plan.descent(Job("sum", "sum", 0), surfaces_for(module), trainer, module)
         assert repr(descent) == f"JacobianDescent(Sum(), {expected})"
 
 
@@ -271,7 +271,7 @@ def test_the_configuration_of_a_program_is_compared(
 
     plan = plan_of_script(words[0], words[1:])
     trainer, module, _ = plan.build(4)
-    descent = plan._descent(Job("sum", "sum", 4), surfaces_for(module), trainer, module)
+    descent = plan.descent(Job("sum", "sum", 4), surfaces_for(module), trainer, module)
     assert repr(descent) == "JacobianDescent(Sum(), params='shared', accumulation='step')"
     assert trainer.accumulate_grad_batches == 2
     assert not torch.equal(module.shared[0].weight, plan.build(5).module.shared[0].weight)

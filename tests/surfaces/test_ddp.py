@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lightning_jd.errors import NonFiniteError, SetupError
 from lightning_jd.surfaces import JacobianDescent, JDDDPStrategy
 from tests.helpers.halves import Run, assert_halves_equal_the_whole, check, shared_batches
 from tests.helpers.lightning import ManualRegression, Regression, batches, fit, network, weights
+from tests.helpers.two_processes import run_in_two_processes
 from tests.surfaces.features import FEATURES, Clipped, Hooked
 from tests.surfaces.matrix import MODULES, PRECISIONS, STRATEGIES
 
@@ -258,9 +260,24 @@ class Uneven(Regression):
         return super().in_form(errors[: len(errors) - dist.get_rank()])
 
 
-def work(rank: int, folder: Path) -> None:
+def of(theme: str) -> dict[str, Run]:
+    return {name: run for name, run in runs().items() if name.split(",")[0] == theme}
+
+
+def work(rank: int, folder: Path, theme: str) -> None:
     warnings.simplefilter("ignore")
-    check(runs(), folder)
+    check(of(theme), folder)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The Gramian must agree:RuntimeWarning")
+@pytest.mark.parametrize("theme", sorted({name.split(",")[0] for name in runs()}))
+def test_two_processes_equal_one(theme: str, tmp_path: Path) -> None:
+    assert_halves_equal_the_whole(partial(work, theme=theme), of(theme), tmp_path)
+
+
+def refuse_and_skip(rank: int, folder: Path) -> None:
+    warnings.simplefilter("ignore")
     ddp = {"strategy": "ddp", "devices": 2, "max_epochs": 1}
     with pytest.raises(NonFiniteError, match="'b'"):
         fit(SometimesNan("tasks"), batches(8, 2), callbacks=[JacobianDescent()], **ddp)
@@ -282,6 +299,5 @@ def work(rank: int, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The Gramian must agree:RuntimeWarning")
-def test_two_processes_equal_one(tmp_path: Path) -> None:
-    assert_halves_equal_the_whole(work, runs(), tmp_path)
+def test_what_is_not_finite_uneven_or_unsupported(tmp_path: Path) -> None:
+    run_in_two_processes(refuse_and_skip, tmp_path)

@@ -25,7 +25,7 @@ from tests.helpers.two_processes import run_in_two_processes
 
 DDP: dict[str, Any] = {"strategy": "ddp", "devices": 2, "max_epochs": 1}
 #: Much less than a process waits for another one by itself.
-SOON = 8.0
+SOON = 60.0
 
 
 class FailingStep(Regression):

@@ -151,6 +151,14 @@ def test_with_step_accumulation_a_method_sees_the_losses_of_the_whole_step(name:
     assert_same_weights(pieces, whole, rtol=1e-4, atol=1e-5)
 
 
+def test_batches_of_a_step_are_the_first_and_the_second_sample_in_turn() -> None:
+    callback = JacobianDescent("modo", accumulation="step")
+    fit(Regression("tasks"), callbacks=[callback], accumulate_grad_batches=2, max_epochs=1)
+    assert callback.report is not None
+    halves = [f"{task} ({half} half)" for half in ("first", "second") for task in "abc"]
+    assert list(callback.report.names) == halves
+
+
 def test_a_method_that_skips_a_loss_keeps_the_state_of_its_task() -> None:
     class Sometimes(Regression):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

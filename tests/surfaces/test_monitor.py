@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from lightning_jd.errors import ArgumentError
-from lightning_jd.metrics import conflict_summary
+from lightning_jd.metrics import conflict_summary, noise_and_signal
 from lightning_jd.surfaces import JacobianDescent, JDReport
 from tests.helpers.lightning import Regression, fit
 from tests.helpers.two_processes import run_in_two_processes
@@ -104,6 +104,16 @@ def test_instances_are_not_logged_one_by_one(form: str) -> None:
     columns = set(logged(form)[0])
     assert columns >= SCALARS
     assert not any(name.startswith(("jd/weight/", "jd/loss/", "jd/norm/")) for name in columns)
+
+
+def test_noise_and_signal_are_those_of_the_mean_of_the_examples() -> None:
+    descent, logger = JacobianDescent("mean", log={"every_n_steps": 1}), CSVLogger("runs")
+    witness = Witness(descent)
+    fit(Regression("instances"), callbacks=[descent, witness], logger=logger, max_epochs=1)
+    for row, report in zip(rows_of(Path(logger.log_dir)), witness.reports, strict=True):
+        noise, signal = noise_and_signal(report.gramian)
+        assert float(row["jd/gradient_noise"]) == pytest.approx(float(noise) / 4)
+        assert float(row["jd/gradient_signal"]) == pytest.approx(float(signal))
 
 
 def test_groups_are_logged_on_request() -> None:

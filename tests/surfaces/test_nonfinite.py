@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch import Tensor
 
 from lightning_jd.core import backward
@@ -111,6 +112,23 @@ def test_an_instance_is_left_out_and_counted(what: str, accumulation: str, memor
     assert all(torch.isfinite(parameter).all() for parameter in module.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:In batch 2 of epoch 0:RuntimeWarning")
+def test_the_mean_that_is_shown_is_that_of_what_is_left() -> None:
+    shown: list[Tensor] = []
+
+    class Watch(Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, i: int) -> None:
+            losses = module.errors(batch).mean(dim=1).detach()
+            shown.append(losses[[0, 2, 3]].mean() if i == BAD_BATCH else losses.mean())
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
+            torch.testing.assert_close(outputs["loss"], shown[-1])
+
+    descent = JacobianDescent("upgrad", nonfinite="skip")
+    fit(Exploding("instances", "loss"), callbacks=[descent, Watch()], max_epochs=1)
+    assert len(shown) == 6
+
+
 class AllBad(Regression):
     def in_form(self, errors: Tensor) -> Any:
         return super().in_form(errors * torch.nan)
@@ -148,6 +166,16 @@ def test_an_epoch_of_which_nothing_is_left_is_an_error(
     with pytest.raises(NonFiniteError, match=message):
         fit(module, **surfaces(nonfinite="skip")[surface])
     assert not moved(module, Regression())
+
+
+@pytest.mark.filterwarnings("ignore:In batch 0 of epoch 1:RuntimeWarning")
+def test_every_epoch_is_looked_at_by_itself() -> None:
+    class Later(Regression):
+        def in_form(self, errors: Tensor) -> Any:
+            return super().in_form(errors * torch.nan if self.current_epoch else errors)
+
+    with pytest.raises(NonFiniteError, match="infinity for all 18 in the 6 steps of epoch 1"):
+        fit(Later("tasks"), callbacks=[JacobianDescent(nonfinite="skip")])
 
 
 @pytest.mark.filterwarnings("ignore:In batch 0 of epoch 0:RuntimeWarning")

@@ -6,15 +6,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.fabric import Fabric
 from torch import Tensor
 from torch.testing import assert_close
 
-from lightning_jd import fabric as jd
-from lightning_jd.core import Report, backward
+from lightning_jd.core import Report
 from lightning_jd.linalg import RelativeTo, upgrad_weights
 from lightning_jd.surfaces import JacobianDescent
-from tests.helpers.lightning import ManualRegression, Regression, batches, fit, network
+from tests.helpers.lightning import ManualRegression, Regression, batches, fit
 from tests.helpers.two_processes import run_in_two_processes
 
 #: Three tasks of which the first counts so little that `reg` relative to the trace gives it up.
@@ -61,16 +59,6 @@ FORMS = ["instances", "matrix", "tasks", "list"]
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("groups", [None, "layer"])
-def test_in_a_plain_loop(form: str, groups: Any) -> None:
-    module = Uneven(form)
-    (batch, *_) = batches(batch_size=8)
-    output = module.in_form(module.errors(batch))
-    losses = output["loss"] if isinstance(output, dict) else output
-    check(backward(losses, module, "upgrad", groups=groups), form)
-
-
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("cls", "options", "accumulate"),
     [
@@ -89,17 +77,6 @@ def test_in_lightning(
     data = batches(n=8, batch_size=8 // accumulate)
     fit(cls(form), data, callbacks=[callback], accumulate_grad_batches=accumulate, max_epochs=1)
     check(callback.report, form)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_in_fabric(form: str) -> None:
-    run = Fabric(accelerator="cpu", devices=1)
-    run.launch()
-    model, _ = run.setup(network(), torch.optim.SGD(network().parameters(), lr=0.05))
-    (x, y), *_ = batches(batch_size=8)
-    output = Uneven(form).in_form((model(x) - y).square())
-    losses = output["loss"] if isinstance(output, dict) else output
-    check(jd.backward(run, losses, model, "upgrad"), form)
 
 
 def train_in_two(rank: int, folder: Path) -> None:

@@ -18,7 +18,7 @@ from examples.lab.figure import check_matplotlib
 from examples.lab.folders import writable_folder
 from examples.lab.report import Report, Value
 from examples.lab.threads import busy_cores, threads_of_torch
-from examples.lab.work.steps import ENGINES, OPPONENTS, working_step
+from examples.lab.work.steps import ENGINES, EXTRACTS, OPPONENTS, working_step
 from lightning_jd.errors import UnknownNameError
 
 _COLUMNS = {
@@ -31,6 +31,9 @@ _COLUMNS = {
     "must": "must",
     "mark": "reached",
     "ours_low": "low memory / plain",
+    "gramian": "gramian / plain",
+    "norms": "gradient_norms / plain",
+    "norms_mark": "norms below the Gramian",
     "loop": "hand-written loop / plain",
     "loop_mark": "at most 5 % above the loop",
     "autogram": "autogram / plain",
@@ -55,7 +58,7 @@ _MEMORY_COLUMNS = {
 _MEMORY_MUST = 2.5
 _FIRST_MEMORY_MUST = 1.5  # of the later steps
 _LOOP_MUST = 1.05
-_OWN, _OTHERS = ("plain", "ours", "ours_low"), ("loop", *OPPONENTS)
+_OWN, _OTHERS = ("plain", "ours", "ours_low", *EXTRACTS), ("loop", *OPPONENTS)
 
 
 def engines(
@@ -142,7 +145,7 @@ def timed(
     """
     built = {
         engine: working_step(engine, case.build, case.aggregator)
-        for engine in ENGINES
+        for engine in (*ENGINES, *EXTRACTS)
         if engine not in case.skips
     }
     steps = {engine: step for engine, step in built.items() if step is not None}
@@ -163,7 +166,8 @@ def timed(
         "upper": spread.upper,
         "must": case.must,
         "mark": "yes" if spread.median <= case.must else "missed",
-        "ours_low": ratio(first["ours_low"], first["plain"]),
+        **{name: ratio(first[name], first["plain"]) for name in ("ours_low", *EXTRACTS)},
+        "norms_mark": "yes" if ratio(first["norms"], first["gramian"]) < 1 else "missed",
         **found,
     }
     if "loop" in found:

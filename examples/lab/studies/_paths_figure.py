@@ -1,6 +1,6 @@
 """The figure of ``trajectories``: parameters above, values below."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,35 +55,48 @@ def draw_paths(function: Quadratics, paths: Mapping[str, Tensor], path: Path) ->
         _draw_lines(below, values[name], function.values(curve))
         _name_axes(above, "x", left=column == 0)
         _name_axes(below, "f", left=column == 0)
-    is_point = _is_point(curve)
-    figure.legend(handles=_keys(is_point), loc="outside lower center", ncols=4, fontsize="small")
-    return save_figure(figure, path, dpi=90)
+    keys = _keys(_is_point(curve), cosines, late=_is_late_seen(paths.values(), limits))
+    figure.legend(handles=keys, loc="outside lower center", ncols=4)
+    return save_figure(figure, path, dpi=100)
 
 
 def _name_axes(axes: Any, letter: str, *, left: bool) -> None:
     """Call the axes by the coordinates of the plane, the upright one in the first column only."""
-    axes.set_xlabel(f"${letter}_1$", fontsize="small", labelpad=1)
+    axes.set_xlabel(f"${letter}_1$", labelpad=1)
     if left:
-        axes.set_ylabel(f"${letter}_2$", fontsize="small", labelpad=1)
+        axes.set_ylabel(f"${letter}_2$", labelpad=1)
 
 
-def _keys(is_point: bool) -> list[Any]:
-    """What lines, marks and backgrounds mean."""
+def _keys(is_point: bool, cosines: Tensor, late: bool) -> list[Any]:
+    """What lines, marks and backgrounds mean: only of what there is."""
     from matplotlib import colormaps
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     optimal = {"marker": "*", "linestyle": "", "markersize": 9} if is_point else {"linewidth": 2}
-    return [
+    keys: list[Any] = [
         Line2D([], [], marker="o", linestyle="", color=_START, markersize=4, label="start"),
-        Line2D([], [], color=colormaps[_TIME](0.0), label="first steps"),
-        Line2D([], [], color=colormaps[_TIME](1.0), label="last steps"),
-        Line2D([], [], color="black", label="Pareto set (above), front (below)", **optimal),
-        Patch(color=colormaps[_ANGLES](0.0), alpha=_FAINT, label="gradients opposed"),
-        Patch(color=colormaps[_ANGLES](0.5), alpha=_FAINT, label="at a right angle"),
-        Patch(color=colormaps[_ANGLES](1.0), alpha=_FAINT, label="gradients aligned"),
-        Patch(color=colormaps[_DISTANCES](1.0), alpha=_FAINT, label="far from the Pareto front"),
+        Line2D([], [], color=colormaps[_TIME](0.0), label="first steps" if late else "path"),
     ]
+    if late:
+        keys.append(Line2D([], [], color=colormaps[_TIME](1.0), label="last steps"))
+    keys.append(Line2D([], [], color="black", label="Pareto set (above), front (below)", **optimal))
+    for shade, label, occurs in (
+        (0.0, "gradients opposed", cosines.min() < -0.1),
+        (0.5, "at a right angle", cosines.abs().min() < 0.1 < cosines.abs().max()),
+        (1.0, "gradients aligned", cosines.max() > 0.1),
+    ):
+        if occurs:
+            keys.append(Patch(color=colormaps[_ANGLES](shade), alpha=_FAINT, label=label))
+    far = Patch(color=colormaps[_DISTANCES](1.0), alpha=_FAINT, label="far from the Pareto front")
+    return [*keys, far]
+
+
+def _is_late_seen(paths: Iterable[Tensor], limits: list[tuple[float, float]]) -> bool:
+    """Whether the last half of a path is long enough to have a colour in the figure."""
+    span = min(high - low for low, high in limits)
+    halves = (points[:, points.shape[1] // 2 :] for points in paths)
+    return any(float((half[:, 0] - half[:, -1]).norm(dim=1).max()) > 0.02 * span for half in halves)
 
 
 def _limits(points: Tensor) -> list[tuple[float, float]]:
@@ -127,7 +140,7 @@ def _draw_plane(
         alpha=_FAINT,
     )
     axes.set(xlim=limits[0], ylim=limits[1])
-    axes.tick_params(labelsize="x-small")
+    axes.tick_params(labelsize="small")
 
 
 def _is_point(curve: Tensor) -> bool:

@@ -14,11 +14,13 @@ from examples.lab.device import here
 from examples.lab.work.networks import TrunkAndHeads, Work, mean_of
 from lightning_jd.aggregators import GramianAggregator, resolve
 from lightning_jd.core import backward
+from lightning_jd.engines import gradient_norms, gramian
 from lightning_jd.errors import UnknownNameError
 
 Step = Callable[[], None]
 OPPONENTS = ("autogram", "autojac")  # TorchJD's two engines
 ENGINES = ("plain", "ours", "ours_low", "loop", *OPPONENTS)
+EXTRACTS = ("gramian", "norms")  # what is computed of the gradients alone, without an update
 #: What TorchJD calls the methods, from Gramians and from Jacobians.
 _WEIGHTINGS = {
     "mean": "MeanWeighting",
@@ -59,9 +61,9 @@ def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
     """Build a step: forward, and gradients in ``.grad``.
 
     Args:
-        engine: One of :data:`ENGINES`: ``"plain"`` differentiates the mean of the losses; the
-            others compute the Gramian (or Jacobian), weights and the update; ``"loop"`` does so
-            with one ``autograd.grad`` per loss.
+        engine: One of :data:`ENGINES` or :data:`EXTRACTS`. ``"plain"`` differentiates the mean of
+            the losses; the others compute the Gramian (or Jacobian), weights and the update;
+            ``"loop"`` does so with one ``autograd.grad`` per loss.
         work: Its model is changed (TorchJD adds hooks): do not use it for another engine.
         aggregator: A name; TorchJD's engines know ``"mean"``, ``"upgrad"`` and some others.
 
@@ -81,6 +83,14 @@ def make_step(engine: str, work: Work, aggregator: str) -> Step | None:
             backward(work.losses(), model, chosen, params=select, memory=memory)
 
         return ours
+    if engine in EXTRACTS:
+        of_losses = gramian if engine == "gramian" else gradient_norms
+        read = model.trunk if isinstance(model, TrunkAndHeads) else model
+
+        def extract() -> None:
+            of_losses(work.losses(), read)
+
+        return extract
     if engine == "loop":
         return _loop(work, aggregator)
     if engine not in ENGINES:

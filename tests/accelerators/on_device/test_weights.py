@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from examples.lab.bench._runs import run_early, run_late, run_start
 from lightning_jd.aggregators import MGDA, CAGrad, DualProj, GramianAggregator, UPGrad
-from lightning_jd.engines.tape.contributions._base import products
+from lightning_jd.engines.tape.contributions import products
 from lightning_jd.errors import NonFiniteError
 from lightning_jd.linalg import _device, dual_cone_solution, upgrad_solution
 from tests.helpers.gramians import FAMILIES

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -357,20 +358,6 @@ def check(name: str, case: Case, rank: int, processes: int) -> None:
         assert_close(own, g, **close, msg=told)
 
 
-def work_of_two(rank: int, folder: Path) -> None:
-    warnings.simplefilter("error")
-    for name, case in CASES.items():
-        check(name, case, rank, 2)
-    check_volume(rank)
-    check_nonfinite(rank)
-    check_kinds(rank)
-    check_agreement(rank)
-    check_micro_batches(rank)
-    check_collectives(rank)
-    check_lengths(rank)
-    check_custom(rank)
-
-
 def work_of_three(rank: int, folder: Path) -> None:
     for name, case in CASES_OF_THREE.items():
         check(name, case, rank, 3)
@@ -580,9 +567,30 @@ def check_custom(rank: int) -> None:
             run(Case(mlp, through_others), rank)
 
 
+def of_two(rank: int, folder: Path, name: str) -> None:
+    warnings.simplefilter("error")
+    if name in CASES:
+        check(name, CASES[name], rank, 2)
+    else:
+        THEMES[name](rank)
+
+
+THEMES: dict[str, Callable[[int], None]] = {
+    "volume": check_volume,
+    "nonfinite": check_nonfinite,
+    "kinds": check_kinds,
+    "agreement": check_agreement,
+    "micro-batches": check_micro_batches,
+    "collectives": check_collectives,
+    "lengths": check_lengths,
+    "custom": check_custom,
+}
+
+
 @pytest.mark.slow
-def test_two_processes_equal_one(tmp_path: Path) -> None:
-    run_in_two_processes(work_of_two, tmp_path)
+@pytest.mark.parametrize("name", [*CASES, *THEMES])
+def test_two_processes_equal_one(name: str, tmp_path: Path) -> None:
+    run_in_two_processes(partial(of_two, name=name), tmp_path)
 
 
 @pytest.mark.slow

@@ -195,6 +195,15 @@ def test_penalties_of_parameters_are_one_term() -> None:
     assert split_loss(loss, {"by": "terms", "names": names}).names == tuple(names)
 
 
+def test_a_hook_on_a_penalised_parameter_runs_once() -> None:
+    model, seen = nn.Linear(5, 4).double(), list[Tensor]()
+    model.weight.register_hook(seen.append)
+    fit = model(torch.ones(6, 5, dtype=torch.float64)).exp().mean()
+    backward(fit + sum(p.square().sum() for p in model.parameters()), model, "sum", split="terms")
+    assert len(seen) == 1
+    assert_close(seen[0], model.weight.grad)
+
+
 @pytest.mark.parametrize(
     ("split", "message"),
     [

@@ -5,7 +5,6 @@ from lightning_jd.engines.tape.contributions._base import (
     Contribution,
     Factors,
     Settled,
-    products,
 )
 from lightning_jd.engines.tape.contributions._cross import cross_gramian
 from lightning_jd.engines.tape.contributions._lookup import Lookup
@@ -13,6 +12,7 @@ from lightning_jd.engines.tape.contributions._matrices import Matrices
 from lightning_jd.engines.tape.contributions._one_row import OneRow
 from lightning_jd.engines.tape.contributions._outer_product import OuterProduct
 from lightning_jd.engines.tape.contributions._pieces import pieces
+from lightning_jd.engines.tape.contributions._products import products
 from lightning_jd.engines.tape.contributions._projection import Projection
 from lightning_jd.engines.tape.contributions._ragged_product import RaggedProduct
 from lightning_jd.engines.tape.contributions._rows import Rows

@@ -9,67 +9,15 @@ from functools import cached_property, reduce
 from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from lightning_jd.engines.tape.contributions._products import COLUMNS, sum_of_products
 from lightning_jd.engines.tape.graph import Placement
 
 if TYPE_CHECKING:
     from lightning_jd.engines.tape.contributions._projection import Projection
     from lightning_jd.engines.tape.contributions._rows import Rows
-
-#: Columns that are multiplied at a time: kernels for few rows add all columns up one by one, which
-#: loses digits, and is slow.
-_COLUMNS = 1 << 12
-_FEW_ROWS = 32
-#: Rows that meet all later ones at a time, where there are many: half of a symmetric product is
-#: enough.
-_BLOCK = 64
-
-
-def products(rows: Tensor) -> Tensor:
-    """Inner products of rows, shape (m, n) -> (m, m)."""
-    m, n = rows.shape
-    if m >= 2 * _BLOCK and n > _BLOCK and rows.device.type == "cpu":
-        return by_upper_blocks(m, _BLOCK, rows, lambda begin, end: rows[begin:end] @ rows[begin:].T)
-    if m >= _FEW_ROWS or n <= 2 * _COLUMNS:
-        return rows @ rows.T
-    whole = n - n % _COLUMNS
-    parts, rest = rows[:, :whole].unflatten(1, (-1, _COLUMNS)).transpose(0, 1), rows[:, whole:]
-    return torch.bmm(parts, parts.transpose(1, 2)).sum(dim=0).addmm_(rest, rest.T)
-
-
-def by_upper_blocks(
-    m: int, step: int, like: Tensor, products_of: Callable[[int, int], Tensor]
-) -> Tensor:
-    """A symmetric matrix (m, m), of which little more than half is computed.
-
-    Args:
-        m: The number of rows.
-        step: How many of them meet all later ones at a time.
-        like: A tensor of the type of the matrix.
-        products_of: The products of the rows from begin to end with these and all later ones.
-    """
-    if step >= m:
-        return products_of(0, m)
-    G = like.new_empty(m, m)
-    for begin in range(0, m, step):
-        end = min(m, begin + step)
-        block = products_of(begin, end)
-        G[begin:end, begin:] = block
-        G[end:, begin:end] = block[:, end - begin :].T
-    return G
-
-
-def matrix_gradient(
-    A: Tensor, D: Tensor, weight: Placement, *, cotangents_first: bool = False
-) -> Tensor:
-    """The gradient, flat, of a matrix that meets activations A (n, i) and cotangents D (n, o)."""
-    gradient = D.T @ A if cotangents_first != weight.transposed else A.T @ D
-    if weight.where is not None:
-        gradient = weight.placed(gradient.reshape(1, -1))
-    return gradient.reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -175,11 +123,11 @@ class Contribution(ABC):
         r""":math:`J J^\top`, shape (m, m)."""
         if len(self.placements) > 1:
             return reduce(add, [part.gramian() for part in self.split()])
-        return reduce(add, map(products, self.blocks(_COLUMNS)))
+        return sum_of_products(self.blocks(COLUMNS))
 
     def squared_norms(self) -> Tensor:
         r"""The diagonal of :math:`J J^\top`, shape (m,); for a single parameter only."""
-        return reduce(add, [block.square().sum(dim=1) for block in self.blocks(_COLUMNS)])
+        return reduce(add, [block.square().sum(dim=1) for block in self.blocks(COLUMNS)])
 
     def cross(self, other: Contribution) -> Tensor:
         r""":math:`J K^\top` with the rows K of other objectives, shape (m of J, m of K).
@@ -189,12 +137,12 @@ class Contribution(ABC):
         """
         found = shortcut(self, other)
         if found is None:
-            found = reduce(add, [J @ K.T for J, K in side_by_side([self, other], _COLUMNS)])
+            found = reduce(add, [J @ K.T for J, K in side_by_side([self, other], COLUMNS)])
         return found
 
     def project(self, projection: Projection) -> Tensor:
         r""":math:`J R` for a random R, shape (m, dimensions); for a single parameter only."""
-        return projection.of(self.blocks(_COLUMNS))
+        return projection.of(self.blocks(COLUMNS))
 
     def settle(self, budget: Budget) -> Settled:
         """The Gramian, and what to keep for :meth:`gradients`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
+from math import prod
 
 import torch
 from torch import Tensor
@@ -14,9 +15,6 @@ from lightning_jd.engines.tape.contributions._base import (
     Contribution,
     Factors,
     Settled,
-    by_upper_blocks,
-    matrix_gradient,
-    products,
     together,
 )
 from lightning_jd.engines.tape.contributions._cross import cross_gramian
@@ -26,6 +24,12 @@ from lightning_jd.engines.tape.contributions._lookup import (
     lookup_products,
 )
 from lightning_jd.engines.tape.contributions._pieces import Pieces, pieces
+from lightning_jd.engines.tape.contributions._products import (
+    by_upper_blocks,
+    matrix_gradient,
+    products,
+    sum_of_products,
+)
 from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.graph import Placement
 
@@ -306,14 +310,19 @@ def _objectives_per_block(m: int, T: int, itemsize: int, size: Pieces) -> int:
 
 
 def rows_gramian(A: Tensor, D: Tensor) -> Tensor:
-    """Products of the gradients themselves, in pieces that fit into a temporary matrix."""
+    """Products of the gradients themselves, some of their columns at a time."""
+    return sum_of_products(_columns(A, D))
+
+
+def _columns(A: Tensor, D: Tensor) -> Iterator[Tensor]:
+    """The gradients, a part of the longer axis at a time, in memory that is used again."""
     m, _, i = A.shape
     o = D.shape[2]
     if i > o:
-        A, D, i, o = D, A, o, i  # cut the longer axis
-    step = max(1, pieces(A).dropped // max(1, m * i * A.element_size()))
-    G = A.new_zeros(m, m)
-    for begin in range(0, o, step):
-        rows = torch.bmm(D[:, :, begin : begin + step].transpose(1, 2), A).flatten(1)
-        G += products(rows)
-    return G
+        A, D, i, o = D, A, o, i
+    step = max(1, min(o, pieces(A).dropped // max(1, m * i * A.element_size())))
+    memory = A.new_empty(m * step * i)  # one for all: fresh memory is slow
+    for d in D.split(step, dim=2):
+        shape = m, d.shape[2], i
+        rows = memory[: prod(shape)].view(shape)
+        yield torch.bmm(d.transpose(1, 2), A, out=rows).flatten(1)

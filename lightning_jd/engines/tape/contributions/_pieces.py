@@ -36,7 +36,7 @@ class Pieces(NamedTuple):
 #: A CPU is fastest where a piece stays in its caches.
 _CPU = Pieces(
     temporary=16 << 20,
-    dropped=4 << 20,
+    dropped=2 << 20,
     lean=1 << 20,
     patches=4 << 20,
     blocks=8,

@@ -13,12 +13,11 @@ from lightning_jd.engines.tape.contributions._base import (
     Budget,
     Contribution,
     Settled,
-    matrix_gradient,
-    products,
     together,
 )
 from lightning_jd.engines.tape.contributions._outer_product import OuterProduct, squared_norms
 from lightning_jd.engines.tape.contributions._pieces import pieces
+from lightning_jd.engines.tape.contributions._products import matrix_gradient, products
 from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.graph import Placement
 from lightning_jd.engines.tape.owners import Arrangement, Owners

@@ -6,8 +6,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_jd.engines.tape.contributions._base import Budget, Contribution, Settled, products
+from lightning_jd.engines.tape.contributions._base import Budget, Contribution, Settled
+from lightning_jd.engines.tape.contributions._products import products
 from lightning_jd.engines.tape.graph import Placement
+
+#: Numbers in short rows from which on a copy of them costs more than a product of their own.
+_TOGETHER = 1 << 17
 
 
 class Rows(Contribution):
@@ -43,7 +47,8 @@ class Rows(Contribution):
 
     @override
     def settle(self, budget: Budget) -> Settled:
-        if budget.keeps and not budget.is_lean and self.width <= self.SHORT:
+        is_short = self.width <= self.SHORT and self.flat.numel() <= _TOGETHER
+        if budget.keeps and not budget.is_lean and is_short:
             return Settled(None, short=[self])
         return Settled(self.gramian(), [self])
 

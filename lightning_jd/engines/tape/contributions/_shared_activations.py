@@ -12,10 +12,10 @@ from typing_extensions import override
 from lightning_jd.engines.tape.contributions._base import (
     Contribution,
     Factors,
-    matrix_gradient,
 )
 from lightning_jd.engines.tape.contributions._cross import shared_cross_gramian
 from lightning_jd.engines.tape.contributions._pieces import pieces
+from lightning_jd.engines.tape.contributions._products import matrix_gradient
 from lightning_jd.engines.tape.contributions._rows import Rows
 from lightning_jd.engines.tape.graph import Placement
 

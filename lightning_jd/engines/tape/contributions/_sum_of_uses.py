@@ -15,11 +15,11 @@ from lightning_jd.engines.tape.contributions._base import (
     Contribution,
     Settled,
     inner_of,
-    products,
     shortcut,
     side_by_side,
 )
 from lightning_jd.engines.tape.contributions._pieces import SMALLEST
+from lightning_jd.engines.tape.contributions._products import products
 from lightning_jd.engines.tape.contributions._rows import Rows
 
 

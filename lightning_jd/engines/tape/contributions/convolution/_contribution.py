@@ -65,8 +65,11 @@ class ConvolutionWeight(Contribution):
     def squared_norms(self) -> Tensor:
         if self._patches_are_few:
             return squared_norms(*self._as_matrix_product(self.D))
-        parts = self._in_rows(self._row_variant, pieces(self.x).temporary)
-        return reduce(add, [rows.squared_norms() for rows in parts])
+        row = prod(self.geometry.kernel) * self.x.element_size()
+        step = max(1, pieces(self.x).lean // row)  # fresh memory is slow
+        several = zip(self.x.split(step), self.D.split(step), strict=True)
+        parts = [ConvolutionWeight(x, D, self.geometry, self.placements[0]) for x, D in several]
+        return torch.cat([part._as_rows(self._row_variant).squared_norms() for part in parts])
 
     @override
     def cross(self, other: Contribution) -> Tensor:

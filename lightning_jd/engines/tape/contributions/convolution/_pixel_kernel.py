@@ -18,8 +18,8 @@ from math import prod
 
 from torch import Tensor
 
-from lightning_jd.engines.tape.contributions._base import by_upper_blocks
 from lightning_jd.engines.tape.contributions._pieces import pieces
+from lightning_jd.engines.tape.contributions._products import by_upper_blocks
 from lightning_jd.engines.tape.contributions.convolution._geometry import Geometry
 
 
