@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from lightning_jd.errors import ArgumentError
 
@@ -32,6 +33,13 @@ def threads_of_torch(threads: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for torch and for the BLAS of NumPy and SciPy, inside of the block."""
+    with threads_of_torch(1), threadpool_limits(1):
+        yield
 
 
 @contextmanager

@@ -50,6 +50,7 @@ from lightning_jd.aggregators._registry import (
 from lightning_jd.aggregators._robust import Clip, Krum, TrimmedMean
 from lightning_jd.aggregators._scalarized import COSMOS, GLS, PBI, STCH, UWSO, Equal, LogLosses
 from lightning_jd.aggregators._step import Step
+from lightning_jd.aggregators._subjacobians import SubJacobians
 from lightning_jd.aggregators._weightsevery import WeightsEvery
 
 __all__ = [
@@ -109,6 +110,7 @@ __all__ = [
     "StatefulAggregator",
     "StatefulGramianAggregator",
     "Step",
+    "SubJacobians",
     "Sum",
     "TrimmedMean",
     "UPGrad",

@@ -21,7 +21,7 @@ from lightning_jd.aggregators._memory import Stateful
 from lightning_jd.aggregators._random import OwnGenerator
 
 #: Methods that compute the weights of another method in another way.
-WRAPPERS = ("crmogm", "fromfeatures", "normalized", "weightsevery")
+WRAPPERS = ("crmogm", "fromfeatures", "normalized", "subjacobians", "weightsevery")
 #: Authors, and what follows the title: "NeurIPS 2021", "arXiv:2308.12029".
 _REFERENCE = re.compile(r"References:\s+(.+?),\s+\*.+?\*,\s+(.*?(?:20\d\d|arXiv:\d+))", re.DOTALL)
 

@@ -1,7 +1,9 @@
 """Small dense algebra is done by one thread, whatever the defaults of torch and NumPy are.
 
 A program of a hundred unknowns is a hundred tiny products. Shared between threads, each of them is
-a wait, which takes many times as long as the product where other processes want the cores too.
+a wait, which takes many times as long as the product where other processes want the cores too. With
+1,024 unknowns two threads save up to a third on an idle machine, and take two to six times as long
+on a busy one.
 """
 
 from __future__ import annotations
@@ -23,20 +25,19 @@ Matrix = TypeVar("Matrix", Tensor, NDArray[np.float64])
 Answer = TypeVar("Answer")
 
 TINY = 16  # up to this size no library thinks of threads
-LARGE = 512  # from here on, threads have enough to do
 
 
 def by_one_thread(
     solve: Callable[Concatenate[Matrix, P], Answer],
 ) -> Callable[Concatenate[Matrix, P], Answer]:
-    """Let a function of a Gramian compute with one thread, unless the Gramian is large.
+    """Let a function of a Gramian compute with one thread.
 
     The numbers of threads are as before when it returns; nothing is changed by importing.
     """
 
     @wraps(solve)
     def limited(gramian: Matrix, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
-        if not TINY < gramian.shape[0] < LARGE:
+        if gramian.shape[0] <= TINY:
             return solve(gramian, *args, **kwargs)
         with _OneThread():
             return solve(gramian, *args, **kwargs)

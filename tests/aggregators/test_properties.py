@@ -23,6 +23,7 @@ from lightning_jd.aggregators import (
     PCGrad,
     Property,
     Step,
+    SubJacobians,
     TrimmedMean,
     UPGrad,
     WeightsEvery,
@@ -31,11 +32,11 @@ from lightning_jd.aggregators import (
 )
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from tests.helpers.imbalance import keeps_small_tasks
-from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians
+from tests.helpers.matrices import EXAMPLES, MATRICES, jacobians, normal
 from tests.helpers.properties import holds, of_definition, worst_conflict
 
 METHODS = available()
-WRAPPERS = [CRMOGM, FromFeatures, WeightsEvery]
+WRAPPERS = [CRMOGM, FromFeatures, SubJacobians, WeightsEvery]
 #: Where the constructor has no default: no weight is negative, no row is trimmed.
 MADE: dict[type, Callable[[int], Method]] = {
     Clip: lambda m: Clip(norm=1e6),
@@ -102,6 +103,47 @@ def test_what_cannot_be_normalized_is_refused() -> None:
             Normalized(spec)
     with pytest.raises(UnknownNameError, match="`length` must be one of 'geometric', 'mean'"):
         Normalized(length="median")  # type: ignore[arg-type]
+
+
+# --- SubJacobians
+
+
+def test_sub_jacobians_are_random_parts_that_cover_all_rows() -> None:
+    J = normal(7, 23, 30)
+    method, draws = SubJacobians("upgrad", rows=8, seed=4), torch.Generator().manual_seed(4)
+    found = []
+    for _ in range(2):
+        expected = torch.zeros(30, dtype=torch.float64)
+        for part in torch.randperm(23, generator=draws).tensor_split(3):
+            assert len(part) in (7, 8)
+            expected += len(part) / 23 * UPGrad()(J[part])
+        found.append(method(J))
+        assert_close(found[-1], expected, rtol=1e-9, atol=1e-12)
+    assert not torch.equal(found[0], found[1]), "each step has its own parts"
+    assert_close(SubJacobians("upgrad", rows=23)(J), UPGrad()(J))
+
+
+def test_sub_jacobians_keep_names_and_values_of_their_rows() -> None:
+    names = tuple(f"task {i}" for i in range(9))
+    seen: dict[str, float] = {}
+
+    class Watches(UPGrad):
+        def weigh(self, gramian: torch.Tensor, step: Step) -> torch.Tensor:
+            assert step.values is not None
+            assert_close(gramian.diagonal(), step.values)
+            seen.update(zip(step.names, step.values.tolist(), strict=True))
+            return super().weigh(gramian, step)
+
+    values = torch.arange(1.0, 10.0)
+    SubJacobians(Watches(), rows=4).weigh(values.diag(), Step(names, values))
+    assert seen == dict(zip(names, values.tolist(), strict=True))
+
+
+def test_sub_jacobians_refuse_a_state() -> None:
+    with pytest.raises(ArgumentError, match="`aggregator` must have no state, got gradnorm"):
+        SubJacobians("gradnorm")
+    with pytest.raises(ArgumentError, match="`rows` must be an integer of at least 1, got 0"):
+        SubJacobians(rows=0)
 
 
 # --- Every registered aggregator, every property, every matrix of the shared set

@@ -13,7 +13,7 @@ import yaml
 from lightning.pytorch.cli import LightningCLI
 
 from lightning_jd.engines import Split
-from lightning_jd.errors import ArgumentError, UnknownNameError
+from lightning_jd.errors import ArgumentError
 from lightning_jd.surfaces import JacobianDescent
 from tests.helpers.lightning import QUIET, Regression
 
@@ -123,8 +123,3 @@ def test_on_the_command_line(tmp_path: Path) -> None:
 def test_a_wrong_value_is_refused_with_those_that_exist(name: str) -> None:
     with pytest.raises(ArgumentError, match=f"`{name}` must be one of .*, got 'nonsense'"):
         JacobianDescent(**{name: "nonsense"})
-
-
-def test_an_unknown_aggregator_is_refused_with_those_that_exist() -> None:
-    with pytest.raises(UnknownNameError, match="Did you mean 'upgrad'"):
-        JacobianDescent("upgrd")

@@ -22,6 +22,7 @@ from lightning_jd.aggregators import (
     Normalized,
     Primary,
     Property,
+    SubJacobians,
     UPGrad,
     WeightsEvery,
 )
@@ -40,7 +41,8 @@ def of_definition(cls: type[Aggregator], m: int) -> Aggregator:
         return cls(reg=0)
     if issubclass(cls, Normalized):  # what it claims holds for every length
         return cls(FromFunction(_by_position_and_norm), length="geometric")
-    if issubclass(cls, CRMOGM | FromFeatures | WeightsEvery):  # around one that promises nothing
+    # Around a method that promises nothing.
+    if issubclass(cls, CRMOGM | FromFeatures | SubJacobians | WeightsEvery):
         return cls(FromFunction(_by_position_and_norm))
     if issubclass(cls, MConFIG):  # so large that it does not make noise of where the update is zero
         return cls(eps=1e-3)

@@ -12,13 +12,10 @@ from torch.testing import assert_close
 from lightning_jd.linalg import (
     _arrays,
     _host,
-    _principal,
     _single,
     _stages,
     dual_cone_weights,
 )
-from lightning_jd.linalg._arrays import Array, Mask
-from lightning_jd.linalg._principal import PrincipalSystems, Shared
 from lightning_jd.linalg._scaling import unit_diagonal
 from tests.helpers.gramians import FAMILIES
 
@@ -111,60 +108,3 @@ def test_numpy_and_torch_scale_alike(family: str) -> None:
                 unit_diagonal(G, reg), _arrays.unit_diagonal(G.numpy(), reg, 0.0), strict=True
             ):
                 assert_close(ours, torch.from_numpy(twin), rtol=1e-12, atol=1e-14)
-
-
-# --- Systems on active sets in NumPy: each against a dense solve of its own
-
-
-ROWS = 30
-
-
-def matrix(seed: int = 0) -> Array:
-    rows = np.random.default_rng(seed).standard_normal((ROWS, 2 * ROWS))
-    return rows @ rows.T / (2 * ROWS)
-
-
-def sets(share: float, count: int = ROWS, seed: int = 1) -> Mask:
-    return np.random.default_rng(seed).random((count, ROWS)) < share
-
-
-def expected(C: Array, Q: Array, positive: Mask) -> Array:
-    Z = np.zeros_like(Q)
-    for z, q, inside in zip(Z, Q, positive, strict=True):
-        P = inside.nonzero()[0]
-        z[P] = np.linalg.solve(C[np.ix_(P, P)], -q[P])
-    return Z
-
-
-SHARED = {
-    "none": Shared(None, True, 0.0),
-    "all": Shared(np.ones(ROWS, dtype=bool), True, 0.0),
-    "some": Shared(np.arange(ROWS) % 3 > 0, False, 0.0),
-}
-
-
-@pytest.mark.parametrize("is_upgrad", [True, False])
-@pytest.mark.parametrize("shared", SHARED.values(), ids=SHARED)
-def test_every_shared_set_gives_the_solution(
-    shared: Shared, is_upgrad: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_principal, "shared_set", lambda positive: shared)
-    C = matrix()
-    Q = C if is_upgrad else np.random.default_rng(2).standard_normal((11, ROWS))
-    before = C.copy(), Q.copy()
-    first, second = sets(0.6, len(Q)), sets(0.3, len(Q), seed=3)
-    first[0], first[1] = False, True
-    systems = PrincipalSystems(C, Q, first)
-    np.testing.assert_allclose(systems.solve(slice(None), first), expected(C, Q, first), atol=1e-12)
-    rows = np.array([1, 4, 10])
-    np.testing.assert_allclose(
-        systems.solve(rows, second[rows]), expected(C, Q[rows], second[rows]), atol=1e-12
-    )
-    np.testing.assert_array_equal(C, before[0])
-    np.testing.assert_array_equal(Q, before[1])
-
-
-def test_a_matrix_that_is_not_positive_definite_is_an_error() -> None:
-    C = -np.eye(ROWS)
-    with pytest.raises(np.linalg.LinAlgError):
-        PrincipalSystems(C, C, sets(0.5)).solve(slice(None), sets(0.5))

@@ -1,15 +1,18 @@
 """Small programs are solved by one thread, and everybody's threads are as before."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 import torch
 
+from lightning_jd import backward
 from lightning_jd.linalg import (
     _cagrad,
     _dual_cone_host,
@@ -21,6 +24,7 @@ from lightning_jd.linalg import (
     upgrad_weights,
 )
 from tests.helpers.gramians import FAMILIES
+from tests.helpers.two_processes import run_in_two_processes
 
 Counts = tuple[int, ...]
 
@@ -97,6 +101,13 @@ def test_of_two_threads_the_first_one_restores(two: Counts) -> None:
     assert counts() == two
 
 
+@pytest.mark.parametrize("m", [17, 511, 600])
+def test_of_any_size_a_program_has_one_thread(m: int, two: Counts) -> None:
+    seen = _threads.by_one_thread(lambda gramian: counts())(torch.eye(m))
+    assert set(seen) == {1}
+    assert counts() == two
+
+
 def test_importing_changes_nothing() -> None:
     code = (
         "import torch, numpy; from threadpoolctl import threadpool_info as info\n"
@@ -105,4 +116,80 @@ def test_importing_changes_nothing() -> None:
         "after = {each['filepath']: each['num_threads'] for each in info()}\n"
         "assert before and all(after[path] == count for path, count in before)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+WORK = """
+import torch
+from threadpoolctl import threadpool_info
+from lightning_jd import backward
+from lightning_jd.aggregators import UPGrad
+
+
+def counts():
+    return {each["filepath"]: each["num_threads"] for each in threadpool_info()}
+
+
+def keeps_its_threads():
+    # The first use loads the BLAS of SciPy, whose threads nobody has set.
+    before, of_torch = counts(), torch.get_num_threads()
+    model = torch.nn.Linear(5, 1)
+    backward(model(torch.randn(40, 5)).square().flatten(), model, "upgrad")
+    J = torch.randn(100, 120)
+    UPGrad().weights(J @ J.T)
+    after = counts()
+    assert all(after[path] == count for path, count in before.items()), (before, after)
+    assert torch.get_num_threads() == of_torch
+    return of_torch
+
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return keeps_its_threads()
+"""
+
+
+def test_a_process_a_thread_and_a_worker_of_a_loader_keep_their_threads(tmp_path: Path) -> None:
+    """A notebook computes in its main thread and in others, a loader in a process with one."""
+    (tmp_path / "work.py").write_text(WORK)
+    code = (
+        "import torch\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from work import Data, keeps_its_threads\n"
+        "if __name__ == '__main__':\n"
+        "    torch.set_num_threads(2)\n"
+        "    for start in ('fork', 'spawn'):\n"
+        "        loader = torch.utils.data.DataLoader(\n"
+        "            Data(), num_workers=1, multiprocessing_context=start)\n"
+        "        assert [int(batch) for batch in loader] == [1, 1]\n"
+        "    assert keeps_its_threads() == 2\n"
+        "    with ThreadPoolExecutor(1) as pool:\n"
+        "        pool.submit(keeps_its_threads).result()\n"
+        "    assert torch.get_num_threads() == 2\n"
+    )
+    (tmp_path / "main.py").write_text(code)
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    subprocess.run(
+        [sys.executable, "main.py"],
+        check=True,
+        timeout=180,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "2"},
+    )
+
+
+def _keeps_its_threads(rank: int, folder: Path) -> None:
+    torch.set_num_threads(2)
+    counts()  # loads all libraries
+    before = counts()
+    model = torch.nn.Linear(5, 1)
+    backward(model(torch.randn(20, 5)).square().flatten(), model, "upgrad")
+    assert counts() == before
+    torch.set_num_threads(1)
+
+
+def test_a_process_of_ddp_keeps_its_threads(tmp_path: Path) -> None:
+    run_in_two_processes(_keeps_its_threads, tmp_path)

@@ -176,7 +176,7 @@ def timed(
         row["faster"] = spread.median < min(theirs)
     if busy:
         quick = {name for name in others if second[name].median <= _PATIENCE}
-        chosen = {name: steps[name] for name in steps if name == "ours" or name in quick}
+        chosen = {name: steps[name] for name in steps if name in (*_OWN[:2], *quick)}
         with busy_cores():
             third = interleaved(chosen, repeats=repeats, warmup=0, clock=clock, budget=seconds)
         row["busy_plain_ms"] = 1000 * third["plain"].median

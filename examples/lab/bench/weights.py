@@ -13,7 +13,7 @@ from examples.lab.console import progress_bar
 from examples.lab.device import here, measured_on
 from examples.lab.folders import writable_folder
 from examples.lab.report import Report, Value
-from examples.lab.threads import busy_cores
+from examples.lab.threads import busy_cores, one_thread
 from lightning_jd.aggregators import GramianAggregator, resolve
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.linalg import RelativeTo, dual_cone_residuals, dual_cone_weights
@@ -31,12 +31,15 @@ _CERTIFIED = ("upgrad", "dualproj")  # the methods that have a regularisation an
 _HUGE = 1024
 _SECONDS = {128: 0.005, 256: 0.025, _HUGE: 1.5}  # for UPGrad along a run of training
 _SECONDS_FOR_HUGE = 10.0
+_OF_ONE_THREAD = 1.5  # what the default threads may take
 _COLUMNS = {
     "method": "method",
     "family": "Gramian",
     "m": "m",
     "ours_ms": "ours ms",
+    "threads": "in times of one thread",
     "busy_ms": "busy: ours ms",
+    "busy_threads": "busy: in times of one thread",
     "torchjd_ms": "TorchJD ms",
     "ratio": "times faster",
     "target": "target",
@@ -49,7 +52,7 @@ _COLUMNS = {
     "slackness_row": "slackness, reg 1e-4 of the row",
 }
 # A terminal has room for the worse of the two residuals only.
-_ON_TERMINAL = {key: _COLUMNS[key] for key in list(_COLUMNS)[:7]} | {
+_ON_TERMINAL = {key: _COLUMNS[key] for key in list(_COLUMNS)[:9]} | {
     "mark": "target",
     "residual_0": "residual, reg 0",
     "residual_reg": "residual, reg 1e-4",
@@ -130,10 +133,17 @@ def weights(
 
 def _report(rows: Sequence[dict[str, Value]], clock: Clock) -> Report:
     missed = [f"{r['method']} {r['family']} m={r['m']}" for r in rows if r["mark"] == "missed"]
+    slow = [
+        f"{r['family']} m={r['m']}"
+        for r in rows
+        if max(float(str(r.get(key) or 0)) for key in ("threads", "busy_threads")) > _OF_ONE_THREAD
+    ]
     notes = (
         f"Milliseconds are medians of the {clock} clock; times faster is the median of the ratios "
         "of each round; residuals are relative to the largest weight.",
         f"Targets missed: {', '.join(missed) or 'none'}.",
+        f"UPGrad by default threads takes more than {_OF_ONE_THREAD:g} times as long as by one: "
+        f"{', '.join(slow) or 'never'}.",
     )
     title = "Weights from a Gramian, against TorchJD"
     return Report("weights", title, _COLUMNS, rows, notes, brief=_ON_TERMINAL)
@@ -177,6 +187,8 @@ def _measured(case: _Case, repeats: int, clock: Clock) -> dict[str, Value]:
     )
     row: dict[str, Value] = {"method": case.method, "family": case.family, "m": case.m}
     row |= _comparison(case, timings)
+    if case.method == "upgrad":
+        _, row["threads"] = _in_times_of_one_thread(candidates["ours"], repeats)
     if case.method in _CERTIFIED:
         row |= _certificates(case, G)
     return row
@@ -187,9 +199,20 @@ def _busy(case: _Case, repeats: int) -> dict[str, Value]:
         return {}
     G, aggregator = _gramian(case), resolve(case.method)
     assert isinstance(aggregator, GramianAggregator)
-    candidates = {"ours": lambda: aggregator.weights(G)}
-    timing = interleaved(candidates, repeats=repeats, warmup=1, clock="wall", budget=1.0)["ours"]
-    return {"busy_ms": 1e3 * timing.median}
+    found, threads = _in_times_of_one_thread(lambda: aggregator.weights(G), repeats)
+    return {"busy_ms": 1e3 * found, "busy_threads": threads}
+
+
+def _in_times_of_one_thread(solve: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """Seconds by the wall clock with default threads, and relative to one thread."""
+
+    def alone() -> None:
+        with one_thread():
+            solve()
+
+    both = {"default": solve, "one": alone}
+    timings = interleaved(both, repeats=repeats, warmup=1, clock="wall", budget=1.0)
+    return timings["default"].median, ratio(timings["default"], timings["one"])
 
 
 def _gramian(case: _Case) -> Tensor:

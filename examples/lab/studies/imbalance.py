@@ -36,8 +36,8 @@ from examples.lab.work.pairs import TASKS
 from lightning_jd.aggregators import available
 from lightning_jd.errors import ArgumentError, UnknownNameError
 
-#: UPGrad in both regularisations, and every method that needs neither arguments nor two samples of
-#: a task. (The mean is the sum divided by three; two wrappers make another method cheaper.)
+#: UPGrad in both regularisations, and methods that need neither arguments nor two samples of tasks.
+#: (The mean is the sum divided by three.)
 METHODS = (
     *("sum", "upgrad", TRACE, "config", "uw", "gls", "imtll", "pcgrad", "mgda", "imtlg", "nashmtl"),
     *("normalized", "cagrad", "alignedmtl", "dualproj", "fairgrad", "graddrop", "gradvac", "dwa"),
@@ -217,7 +217,7 @@ def _publish(found: Found, scale: Scale, unfinished: Sequence[str], folder: Path
     guess = ", ".join(f"{task} {value:.3g}" for task, value in scale.guess.items())
     seeds = len(found[methods[0], factors[0]])
     notes = [
-        f"{first.size} pairs of digits ({first.data}), {first.epochs} epochs in batches of 64, "
+        f"{first.size} pairs of {first.data}, {first.epochs} epochs in batches of 64, "
         f"{first.optimizer}, means over {seeds} seed(s) ± standard error. Score of a task: 0 is a "
         f"guess ({guess}), 100 a network for this task alone ({alone}; accuracy in percent, mean "
         "absolute error of the sum). Shown is the worst task of each run. Tasks harmed: share that "

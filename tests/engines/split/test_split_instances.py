@@ -95,8 +95,8 @@ BY_HAND: dict[str, tuple[Losses, Losses]] = {
         lambda o: entropies(o) + 0.1 * B * squares(o).sum(dim=1),
     ),
     "a sum and a mean": (
-        lambda o: 0.1 * squares(o).sum() + entropies(o).mean(),
-        lambda o: entropies(o) + 0.1 * B * squares(o).sum(dim=1),
+        lambda o: squares(o).sum() + 10 * entropies(o).mean(),
+        lambda o: B * squares(o).sum(dim=1) + 10 * entropies(o),
     ),
     "two means of different counts keep their proportion": (
         lambda o: entropies(o).mean() + (entropies(o) * ONES).sum() / ONES.sum(),

@@ -21,7 +21,7 @@ from lightning_jd.errors import ArgumentError
 
 ABSENT = "cuda" if not torch.cuda.is_available() else "xpu"
 #: Their networks are so small that they run on the CPU only.
-ON_CPU = {"exactness", "flipped", "frozen", "imbalance"}
+ON_CPU = {"exactness", "flipped", "fronts", "frozen", "imbalance", "large_batches"}
 #: They read their data first.
 READ_FIRST = {"momentum", "regularisation"}
 

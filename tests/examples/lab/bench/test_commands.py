@@ -157,6 +157,9 @@ def test_a_command_writes_its_table(
         assert {"busy_plain_ms", "busy_ours", "busy_loop"} <= set(report.rows[0])
     if bench is weights:
         assert all(row.get("residual_0", 0.0) <= 1e-10 for row in report.rows)
+        assert all(
+            (row.get("threads", 0) > 0) == (row["method"] == "upgrad") for row in report.rows
+        )
     if bench is gallery:
         row = next(row for row in report.rows if row["name"] == "fast")
         assert max(row["error"], row["tasks_error"]) < 1e-12

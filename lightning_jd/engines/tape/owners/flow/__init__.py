@@ -6,15 +6,11 @@ an input only matters to outputs of the owner that is returned for q.
 """
 
 from lightning_jd.engines.tape.owners.flow import (  # noqa: F401  # they register themselves
-    _elementwise,
     _indices,
-    _products,
-    _reductions,
+    _mixing,
     _selections,
     _views,
-    _windows,
 )
-from lightning_jd.engines.tape.owners.flow._elementwise import is_elementwise
 from lightning_jd.engines.tape.owners.flow._registry import (
     REDUCED,
     Crossing,
@@ -24,6 +20,7 @@ from lightning_jd.engines.tape.owners.flow._registry import (
     register_flow,
     unregister_flow,
 )
+from lightning_jd.engines.tape.owners.flow._table import is_elementwise
 
 __all__ = [
     "REDUCED",

@@ -13,7 +13,6 @@ import numpy as np
 
 from lightning_jd.engines.tape.graph import Ids, Shape, read_indices, reader
 from lightning_jd.engines.tape.owners._owners import Owners, along_one_axis
-from lightning_jd.engines.tape.owners.flow._elementwise import broadcast
 from lightning_jd.engines.tape.owners.flow._registry import (
     REDUCED,
     Crossing,
@@ -22,6 +21,7 @@ from lightning_jd.engines.tape.owners.flow._registry import (
     prove,
     register_flow,
 )
+from lightning_jd.engines.tape.owners.flow._table import broadcast
 
 
 @register_flow("IndexSelectBackward0", facts=reader("dim"))

@@ -159,12 +159,6 @@ def flow_of(name: str, at: Crossing) -> Sequence[Flowed]:
         return at.everywhere(None)
 
 
-def with_shared(at: Crossing, flowed: Flowed) -> list[Flowed]:
-    """What flows into an activation, followed by a weight and a bias, as far as there are any."""
-    listed: list[Flowed] = [flowed, REDUCED, REDUCED]
-    return listed[: len(at.inputs)]
-
-
 def both(first: Owners, second: Owners) -> Owners:
     """Owners of a tensor that is used twice."""
     found = joined(first, second)

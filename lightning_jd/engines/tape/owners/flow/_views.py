@@ -45,13 +45,6 @@ def permute(at: Crossing) -> Sequence[Flowed]:
     return [at.only.moved(at.dims(0, at.rank)[at.axis])]
 
 
-@register_flow("ViewAsComplexBackward0", "ViewAsRealBackward0")
-def complex_view(at: Crossing) -> Sequence[Flowed]:
-    """Real and imaginary part are a last axis, or are not."""
-    prove(at.axis < min(at.rank, len(at.input)))
-    return [at.only]
-
-
 @register_flow("RepeatBackward0")
 def repeat(at: Crossing) -> Sequence[Flowed]:
     """Slice q of the input is slice q, q + n, q + 2n, ... of the output."""
