@@ -380,3 +380,15 @@ def test_a_certificate_weighs_less_than_the_losses_where_something_may_clip(
             v = certificate_vector(norms.square().diag(), dtype, is_linear=False)
             assert 0 < v.abs().min() <= v.abs().max() <= 0.5
             assert (v.frexp().mantissa.abs() == 0.5).all()  # powers of two
+
+
+@pytest.mark.filterwarnings("ignore:The Gramian must agree:RuntimeWarning")
+def test_a_hook_that_leaves_nothing_of_the_sum_of_all_losses_is_noticed() -> None:
+    model = Wide(5)
+    for _ in range(3):
+        squares = model(X)
+        squares.register_hook(lambda g: g - g.mean())
+        losses = squares.sum(dim=1)
+        J = rows_by_autograd(losses, model)
+        assert J.any()
+        torch.testing.assert_close(gramian(losses, model), J @ J.T)

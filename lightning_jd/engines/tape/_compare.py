@@ -139,7 +139,7 @@ def random_vector(G: Tensor, spread: float, generator: torch.Generator | None = 
     random = torch.rand(2, len(G), generator=generator or _RANDOM).to(G)
     signs = torch.where(random[1] < 0.5, -1.0, 1.0)
     signs[1::2] = -signs[:-1:2]
-    balance = torch.log2(norms.max() / torch.maximum(norms, floor)).nan_to_num(0.0)
+    balance = torch.log2(norms.max() / torch.maximum(norms, floor)).nan_to_num(0.0, neginf=0.0)
     return signs * torch.exp2((balance + random[0]).round())
 
 
