@@ -126,7 +126,9 @@ def weights(
         if busy:
             with busy_cores():
                 for row in rows:
-                    row |= _busy(_Case(str(row["method"]), str(row["family"]), row["m"]), repeats)
+                    row |= _busy(
+                        _Case(str(row["method"]), str(row["family"]), int(str(row["m"]))), repeats
+                    )
         report = _report(rows, clock)
     report.publish(output)
 
