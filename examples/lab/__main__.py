@@ -28,6 +28,7 @@ COMMANDS: Commands = {
     "imbalance": "examples.lab.studies.imbalance:imbalance",
     "flipped": "examples.lab.studies.flipped:flipped",
     "frozen": "examples.lab.studies.frozen:frozen",
+    "fronts": "examples.lab.studies.fronts:fronts",
     "large_batches": "examples.lab.studies.large_batches:large_batches",
     "momentum": "examples.lab.studies.momentum:momentum",
     "bench": (

@@ -34,8 +34,8 @@ def gramian_of_data(
     memory of two batches beside that of the result.
 
     Args:
-        losses_of: From a batch to its losses, one per example; the model in the state in which it
-            is to be looked at (as a rule ``model.eval()``).
+        losses_of: From a batch to its losses, one per example; the model as a rule in the state
+            of ``model.eval()``.
         params: A module, tensors or (name, tensor) pairs.
         batches: A loader that gives the same batches each time it is iterated over.
         other: Another loader, such as that of the validation data: the columns of the result.

@@ -210,5 +210,5 @@ def _pairs(
 
 
 def _place(placement: Placement) -> bytes:
-    """The entries of the parameter that are meant; nothing if that is all of them."""
+    """The entries of the parameter, as bytes; none stand for all entries."""
     return b"" if placement.where is None else np.sort(placement.where).tobytes()

@@ -68,7 +68,7 @@ class Objectives:
             ``"ranks"``, the loss of the whole share that one process has of the data.
         losses: The tensor of losses as given, or a tuple of scalars (or of terms of a sum).
         total: The scalar that was split into these objectives, where that has happened.
-        known: Their values, shape (m,), if the losses do not tell.
+        known: Their values, shape (m,), if the losses do not hold them.
         m: The number of objectives.
         dtype: The floating-point type of the losses.
         device: The device of the losses.
@@ -200,7 +200,7 @@ class Objectives:
             return torch.stack([loss for loss in self.losses if isinstance(loss, Tensor)])
 
     def shown(self) -> Tensor:
-        """What stands for all of them: the scalar that was split, or else their mean."""
+        """One number for the log: the scalar that was split, or else the mean of all losses."""
         if self.total is None:
             return self.values().mean()
         with torch._C.DisableTorchFunctionSubclass():

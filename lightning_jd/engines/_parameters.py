@@ -149,14 +149,14 @@ def select(objectives: Objectives, named: NamedParameters, which: Select = "all"
     """Split the parameters into those that are aggregated and those that are not.
 
     Args:
-        objectives: The losses; only ``"shared"`` looks at them.
+        objectives: The losses; only ``"shared"`` depends on them.
         named: The parameters.
         which: ``"all"``; ``"shared"``, the parameters that more than one task reaches, so that
             heads keep the gradient of their own loss; a name pattern such as ``"encoder.*"`` or a
             list of patterns; or a function of name and parameter.
 
     Raises:
-        ArgumentError: If nothing matches, or ``"shared"`` is asked of losses that are not tasks.
+        ArgumentError: If nothing matches, or ``which`` is ``"shared"`` and losses are not tasks.
     """
     if which == "all":
         return Selection(list(named), [])
@@ -181,7 +181,7 @@ def check_select(which: object) -> None:
     """Raise unless it is something that :func:`select` takes.
 
     Raises:
-        ArgumentError: With what it takes.
+        ArgumentError: If it is not.
     """
     patterns = [which] if isinstance(which, str) else which
     if callable(which) or (

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from lightning_jd.report._svg import COLORS, _Axis, _legend, _svg
 
-_SIZE, _LEFT, _RIGHT, _TOP, _BOTTOM = 440, 64, 14, 12, 46
+_SIZE, _LEFT, _RIGHT, _TOP, _BOTTOM = 440, 64, 30, 12, 46
 
 
 class Point(NamedTuple):

@@ -146,10 +146,7 @@ class Plan:
         """Train, validate and write the outcome; an error is an outcome, too."""
         outcome = Outcome(job.label, job.seed, self.settings)
         try:
-            with own_seed(job.seed) as reseed, warnings.catch_warnings():
-                warnings.filterwarnings("ignore", ".*LeafSpec")  # of torch, used by Lightning
-                warnings.filterwarnings("ignore", ".*does not have many workers")
-                warnings.filterwarnings("ignore", ".*number of training batches .* is smaller than")
+            with own_seed(job.seed) as reseed:
                 self._train(job, folder, tell, outcome, reseed)
         except Exception as error:
             outcome.error = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -251,7 +248,10 @@ def own_seed(seed: int) -> Iterator[Callable[[], object]]:
     before = {name: os.environ.get(name) for name in _SEEDS}
     log = logging.getLogger(package)
     level = log.level
-    with isolate_rng():
+    with isolate_rng(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*LeafSpec")  # of torch, used by Lightning
+        warnings.filterwarnings("ignore", ".*does not have many workers")
+        warnings.filterwarnings("ignore", ".*number of training batches .* is smaller than")
         try:
             log.setLevel(logging.WARNING)  # each run would tell which devices there are
             seed_everything(seed, workers=True, verbose=False)

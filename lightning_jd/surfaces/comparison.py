@@ -283,6 +283,15 @@ def labelled(methods: Methods) -> dict[str, Any]:
 
 
 def _label(method: Any) -> str:
+    """A name, with the arguments that were given, or the repr of an object.
+
+    Example:
+        >>> _label({"name": "cagrad", "c": 0.4})
+        'cagrad(c=0.4)'
+    """
+    if isinstance(method, Mapping) and "name" in method:
+        given = ", ".join(f"{key}={value!r}" for key, value in method.items() if key != "name")
+        return f"{method['name']}({given})"
     return method if isinstance(method, str) else repr(resolve(deepcopy(method)))
 
 

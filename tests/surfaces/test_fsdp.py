@@ -183,6 +183,25 @@ def test_pieces_equal_ddp(tmp_path: Path) -> None:
     run_in_two_processes(equal_to_ddp, tmp_path)
 
 
+def examples_of_ddp(rank: int, folder: Path) -> None:
+    """Of the micro-batches of a step, each row belongs to the same example as with DDP."""
+    warnings.simplefilter("ignore")
+    tables = []
+    for strategy in (in_pieces(), {"strategy": "ddp"}):
+        callback = JacobianDescent("upgrad", accumulation="step", examples=True)
+        module = Sharded("instances").double()
+        fit(module, data(), callbacks=[callback], devices=2, max_epochs=1,
+            accumulate_grad_batches=2, **strategy)  # fmt: skip
+        tables.append({name: torch.tensor(column) for name, column in callback.examples.items()})
+    assert_close(*tables, rtol=1e-9, atol=1e-9)
+    assert len(tables[0]["norm"].unique()) == 16
+
+
+@pytest.mark.slow
+def test_examples_are_those_of_ddp(tmp_path: Path) -> None:
+    run_in_two_processes(examples_of_ddp, tmp_path)
+
+
 def resume(rank: int, folder: Path) -> None:
     warnings.simplefilter("ignore")
     random = {"aggregator": "rgw"}  # whose draws have to go on, too

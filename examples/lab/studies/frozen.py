@@ -179,12 +179,12 @@ def _chemprop(seed: int, size: int, epochs: int) -> Problem:
     module.hparams["warmup_epochs"] = min(2, epochs - 1)
 
     @torch.no_grad()
-    def error(trained: L.LightningModule) -> float:
+    def deviation(trained: L.LightningModule) -> float:
         (batch,) = data.build_dataloader(test, batch_size=len(test), shuffle=False)
         found = trained(batch.bmg, batch.V_d, batch.X_d)
         return float((found - batch.Y).square().mean().sqrt())
 
-    return module, batches, error
+    return module, batches, deviation
 
 
 def _molecules(folder: Path, point: Any, count: int) -> list[Any]:

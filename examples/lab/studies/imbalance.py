@@ -217,7 +217,7 @@ def _publish(found: Found, scale: Scale, unfinished: Sequence[str], folder: Path
     guess = ", ".join(f"{task} {value:.3g}" for task, value in scale.guess.items())
     seeds = len(found[methods[0], factors[0]])
     notes = [
-        f"{first.size} pairs of digits ({first.data}), {first.epochs} epochs in batches of 64, "
+        f"{first.size} pairs of {first.data}, {first.epochs} epochs in batches of 64, "
         f"{first.optimizer}, means over {seeds} seed(s) ± standard error. Score of a task: 0 is a "
         f"guess ({guess}), 100 a network for this task alone ({alone}; accuracy in percent, mean "
         "absolute error of the sum). Shown is the worst task of each run. Tasks harmed: share that "

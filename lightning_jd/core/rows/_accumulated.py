@@ -210,7 +210,7 @@ class Store:
         return self._lists[0]
 
     def keep(self, positions: Sequence[int]) -> None:
-        """Forget all rows but these."""
+        """Forget all rows but these; listed rows come in this order."""
         J = self.rows()[list(positions)]
         if self.sums:
             names = [name for k, name in enumerate(self.sums) if k in positions]

@@ -71,6 +71,7 @@ class ShardedRows(Rows):
         columns = sum(column_count(piece) for _, piece in self._pieces)
         self._store = Store(self.like().new_zeros(0, columns))  # what this process has of all rows
         self._ways: dict[str, str] = {}
+        self._counts: list[list[int]] = []  # rows of each process, by micro-batch
         self._J = torch.empty(0)
 
     @override
@@ -111,6 +112,7 @@ class ShardedRows(Rows):
             self._ways = dict.fromkeys((name for name, _ in self.named), "pieces")
         placed = layout.placed(objectives.values(), self.pool.rank)
         self._store.add(layout.kind, layout.names, J, placed)
+        self._counts.append(layout.counts)
 
     @override
     def unsupported(self, method: Method) -> str | None:
@@ -119,6 +121,11 @@ class ShardedRows(Rows):
     @override
     def agree(self, *, exactly: bool, gramian_is_next: bool) -> None:
         ((kind, columns),) = self._kinds
+        if kind in LISTED and len(self._counts) > 1:  # by process first, as with whole parameters
+            ranks = [
+                r for each in self._counts for r, count in enumerate(each) for _ in range(count)
+            ]
+            self._store.keep(sorted(range(len(ranks)), key=ranks.__getitem__))
         self._J = self._store.rows(mean=True)
         k = columns if kind == "instances_tasks" else 0
         names = tuple(self._store.sums) or listed_names(len(self._J), k)

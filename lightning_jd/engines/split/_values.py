@@ -23,8 +23,8 @@ _AGAIN: dict[str, Callable[[Any], Tensor]] = {
     "Log1P": lambda n: n._saved_self.log1p(),
     "Softplus": lambda n: F.softplus(n._saved_self, n._saved_beta, n._saved_threshold),
 }
-#: Operations that take a part of their input.
-_CHOSEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
+#: Operations whose result follows from one input, or from two.
+_OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "Select": lambda n, x: x.select(signed(n._saved_dim), signed(n._saved_index)),
     "Slice": lambda n, x: torch.ops.aten.slice(
         x, signed(n._saved_dim), signed(n._saved_start), signed(n._saved_end), n._saved_step
@@ -32,9 +32,19 @@ _CHOSEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "Gather": lambda n, x: x.gather(signed(n._saved_dim), n._saved_index),
     "MaskedSelect": lambda n, x: x[n._saved_mask],
     "Index": lambda n, x: x[tuple(slice(None) if i is None else i for i in n._saved_indices)],
+    **dict.fromkeys(("ToCopy", "Clone"), lambda _, x: x),
+    **dict.fromkeys(RESHAPED, lambda n, x: x.reshape(shape_at((n, 0)))),
+    "Expand": lambda n, x: x.expand(shape_at((n, 0))),
+    "Mean": lambda n, x: _reduced(torch.mean, n, x),
+    "Sum": lambda n, x: _reduced(torch.sum, n, x),
+    "Neg": lambda _, x: -x,
 }
-#: Operations whose result follows from those of their inputs.
-_FOLLOWS = {"Mean", "Sum", "Mul", "Div", "Neg", "ToCopy", "Clone", "Add", "Sub"}
+_OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "Mul": lambda _, x, y: x * y,
+    "Div": lambda _, x, y: x / y,
+    "Add": lambda n, x, y: torch.add(x, y, alpha=n._saved_alpha),
+    "Sub": lambda n, x, y: torch.sub(x, y, alpha=n._saved_alpha),
+}
 #: How many operations are looked at for one value.
 _MOST = 64
 
@@ -73,18 +83,13 @@ class _Values:
             return result.detach()
         if name in _AGAIN:
             return _AGAIN[name](node).detach()
-        if name not in _FOLLOWS | _CHOSEN.keys() | RESHAPED | {"Expand"}:
-            return None
-        first, second = (self._input(node, slot) for slot in (0, 1))
-        if first is None:
-            return None
-        if name in _CHOSEN:
-            return _CHOSEN[name](node, first)
-        if name == "Expand":
-            return first.expand(shape_at(place))
-        if name in RESHAPED:
-            return first.reshape(shape_at(place))
-        return _follow(node, name, first, second)
+        if name in _OF_ONE:
+            x = self._input(node, 0)
+            return None if x is None else _OF_ONE[name](node, x)
+        if name in _OF_TWO:
+            x, y = self._input(node, 0), self._input(node, 1)
+            return None if x is None or y is None else _OF_TWO[name](node, x, y)
+        return None
 
     def _input(self, node: Any, slot: int) -> Tensor | None:
         """An input: as the operation has kept it, or else computed."""
@@ -96,17 +101,8 @@ class _Values:
         return self.at(node.next_functions[slot])
 
 
-def _follow(node: Any, name: str, first: Tensor, second: Tensor | None) -> Tensor | None:
-    if name in ("Mean", "Sum"):
-        reduce = torch.mean if name == "Mean" else torch.sum
-        dims = getattr(node, "_saved_dim", None)
-        if not dims:
-            return reduce(first)
-        return reduce(first, dim=[signed(d) for d in dims], keepdim=bool(node._saved_keepdim))
-    if name in ("Neg", "ToCopy", "Clone"):
-        return -first if name == "Neg" else first
-    if second is None:
-        return None
-    if name in ("Mul", "Div"):
-        return first * second if name == "Mul" else first / second
-    return torch.add(first, second, alpha=node._saved_alpha * (1 if name == "Add" else -1))
+def _reduced(function: Callable[..., Tensor], node: Any, x: Tensor) -> Tensor:
+    dims = getattr(node, "_saved_dim", None)
+    if not dims:
+        return function(x)
+    return function(x, dim=[signed(d) for d in dims], keepdim=bool(node._saved_keepdim))

@@ -157,7 +157,7 @@ class Tape:
 
         Nothing is multiplied here but where a certificate is due. Contributions to one parameter
         have different entries of it; parameters that no loss reaches have none. They are kept for
-        :meth:`gradients`, whatever ``memory`` says.
+        :meth:`gradients`, with any ``memory``.
 
         Raises:
             GraphError: As :meth:`gramian`.
@@ -236,7 +236,7 @@ class Tape:
         plan = self._outcome.plan
         found = self._precisely(partial(self._shaped, self._outcome.ledger, weights.detach()))
         for k in () if plan is None else plan.sparse & found.keys():
-            found[k] = found[k].to_sparse(1)  # as its optimizer wants it
+            found[k] = found[k].to_sparse(1)  # its optimizer demands it
         return [found.get(k) for k in range(len(self._request.named))]
 
     def _shaped(self, ledger: Ledger | Replay | Loop, weights: Tensor) -> dict[int, Tensor]:

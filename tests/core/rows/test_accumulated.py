@@ -4,7 +4,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from lightning_jd.aggregators import Sum
+from lightning_jd.core import collect, compute_update
 from lightning_jd.core.rows._accumulated import Store
+from lightning_jd.engines import Objectives
 
 
 def store_of_three() -> Store:
@@ -25,3 +28,14 @@ def test_the_row_of_a_task_is_that_of_the_micro_batches_that_have_it(
     assert_close(store.losses(mean=mean), [torch.tensor([loss, 6.0])])
     store.keep([0])
     assert_close(store.rows(mean=mean), torch.tensor([row]))
+
+
+def test_what_is_left_without_a_task_is_a_mean_over_micro_batches() -> None:
+    x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    rows = collect([("x", x)], nonfinite="skip", keeps=True)
+    for k in (1, 3):
+        losses = {"a": k * x.sum(), "b": (0 * x).sum().sqrt(), "c": x.square().sum()}
+        rows.add(Objectives.of(losses))
+    update = compute_update(rows, Sum())
+    assert (update.report.names, update.report.skipped) == (("a", "c"), ("b",))
+    assert_close(update.gradients[0], (2 + 2 * x).detach())

@@ -131,7 +131,7 @@ def compare(
         assert passes == 0 or seen["passes"] == passes
         named = list(whole.named_parameters())
         J = torch.cat(
-            [jacobian(losses(whole, p[r]), named, chunk=1) for p in parts for r in (0, 1)]
+            [jacobian(losses(whole, p[r]), named, chunk=1) for r in (0, 1) for p in parts]
         )
         exact = {"rtol": 1e-10, "atol": 1e-12}
         assert_close(update.report.gramian, J @ J.T, **exact)

@@ -137,8 +137,8 @@ def _split(x: Ids, facts: Any, shapes: Sequence[Shape], output: int) -> Ids:
     return x.take(range(begin, begin + shapes[output][dim]), axis=dim)
 
 
-#: Positions in the input of a view, its arguments, the shapes of its outputs, and which of these
-#: is asked for -> positions in that output.
+#: Positions in the input of a view, its arguments, the shapes of its outputs, and one of these
+#: outputs -> positions in that output.
 _MOVES: dict[str, Callable[[Ids, Any, Sequence[Shape], int], Ids]] = {
     **dict.fromkeys(_SAME_ORDER, lambda x, _, shapes, output: x.reshape(shapes[output])),
     "TBackward0": lambda x, *_: x.T,

@@ -151,7 +151,7 @@ class Survey:
             self.states[edge] = Zone.UNPROVEN
 
     def cross(self, node: int) -> None:
-        """Carry what is known at the outputs of a node over to its inputs."""
+        """Conclude from the states of the outputs of a node those of its inputs."""
         record = self.records[node]
         states = [self.states.get(Edge(node, k)) for k in range(len(record.shapes))]
         if all(state is None for state in states):

@@ -119,7 +119,7 @@ class Interpreter:
         request: The request.
         scale: What losses are multiplied by; by default that of the request.
         read: Reads what the node of a use has saved, where that must not be read from the graph.
-        node: What rules see in place of every node, where they must not look at nodes.
+        node: Stands for every node, where rules must not read from nodes.
 
     Attributes:
         local: Positions of uses without an applicable rule, whose operation is differentiated

@@ -15,7 +15,7 @@ from lightning_jd.errors import GraphError
 
 
 class Ledger:
-    """The Gramian so far, and what is needed for the gradients.
+    """The Gramian so far, and the contributions that gradients are computed from.
 
     Args:
         m: The number of objectives.
@@ -25,7 +25,7 @@ class Ledger:
         keeps: Whether contributions are kept for :meth:`gradients`.
         lean: Whether memory counts more than time.
         notes: Whether the share of each contribution in the Gramian is noted.
-        once: Whether gradients are asked for once only; what they are made of is let go then.
+        once: Whether gradients are computed once only: what they are computed from is freed then.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Ledger:
         """Combined gradients, flat, by parameter, but for those that are :attr:`unkept`.
 
         Raises:
-            GraphError: If they are asked for twice, and what they are made of was let go.
+            GraphError: If they are computed twice, and the contributions were freed.
         """
         if self._is_spent:
             raise GraphError(

@@ -1,4 +1,4 @@
-"""Tasks one after the other, as anybody would write it: the fastest way where tensors are small."""
+"""A plain loop over tasks: one backward pass each, fastest where tensors are small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step as a program: traced once, replayed while what it reads is as it was."""
+"""A step as a program: traced once, replayed while its inputs have the same metadata."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ from lightning_jd.engines.tape.run._program import Program, UntraceableError
 from lightning_jd.engines.tape.run._request import Request
 
 #: Shape, strides, type and device of a tensor.
-Look = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+Metadata = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 #: Something that autograd saved: the position of the node, and its name there.
 Read = tuple[int, str]
 
 
-def look_of(tensor: Tensor) -> Look:
+def metadata_of(tensor: Tensor) -> Metadata:
     """What must be the same in every step with the same program."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A program, where its inputs come from, and what they must look like.
+    """A program, the origin of its inputs, and their metadata.
 
     Attributes:
         program: The two functions.
         scale: The factor that is part of the program; ``"tensor"`` if it is an input.
-        tensors: Saved tensors, by node and attribute, and what they look like.
+        tensors: Saved tensors, by node and attribute, and their metadata.
         hooks: Where each node would keep a hook that recomputes or loads what it saved.
         arguments: Other saved values, by node and attribute.
         edges: Where gradients are captured.
-        cotangents: What they look like; ``None`` where no loss arrives.
+        cotangents: Their metadata; ``None`` where no loss arrives.
         reached: The parameters that have gradients, in the order of the program.
     """
 
     program: Program
     scale: float | str
-    tensors: tuple[tuple[int, str, Look], ...]
+    tensors: tuple[tuple[int, str, Metadata], ...]
     hooks: tuple[tuple[int, str], ...]
     arguments: tuple[tuple[int, str, Any], ...]
     edges: tuple[Edge, ...]
-    cotangents: tuple[Look | None, ...]
+    cotangents: tuple[Metadata | None, ...]
     reached: tuple[int, ...]
 
     def inputs(self, graph: Graph, scale: float | Tensor) -> list[Tensor] | None:
@@ -83,8 +83,8 @@ class TracedStep:
             return None
         else:
             read()
-        looks = [look for *_, look in self.tensors]
-        return found if [look_of(tensor) for tensor in found] == looks else None
+        expected = [metadata for *_, metadata in self.tensors]
+        return found if [metadata_of(tensor) for tensor in found] == expected else None
 
     def run(
         self, graph: Graph, request: Request, inputs: list[Tensor], *, retain_graph: bool
@@ -101,14 +101,14 @@ class TracedStep:
         nodes = graph.nodes
         places = [GradientEdge(nodes[node], output) for node, output in self.edges]
         cotangents = gradients_of([losses], [weights], places, retain_graph=keep)
-        for D, look in zip(cotangents, self.cotangents, strict=True):
-            if look is None:
+        for D, metadata in zip(cotangents, self.cotangents, strict=True):
+            if metadata is None:
                 if D is not None:
                     return None
-            elif D is not None and D.stride() == look[1] and D.dtype == look[2]:
+            elif D is not None and D.stride() == metadata[1] and D.dtype == metadata[2]:
                 inputs.append(D)
             else:
-                inputs.append(_like(D, look))
+                inputs.append(_like(D, metadata))
         if isinstance(scale, Tensor):
             inputs.append(scale)
         del cotangents
@@ -116,9 +116,9 @@ class TracedStep:
         return Replay(G, kept, self)
 
 
-def _like(D: Tensor | None, look: Look) -> Tensor:
+def _like(D: Tensor | None, metadata: Metadata) -> Tensor:
     """A gradient in the memory order and type of the trace; one that is missing is zero."""
-    shape, strides, dtype, device = look
+    shape, strides, dtype, device = metadata
     if 0 in strides:  # expanded; what can be done with such a tensor can be done with a dense one
         dense = torch.zeros(shape, dtype=dtype, device=device)
         return dense if D is None else dense.copy_(D)
@@ -171,10 +171,10 @@ class _Reads:
 
 
 class _Hidden:
-    """Stands for a node while a step is traced: later steps could not check what it reads."""
+    """Stands for a node in a trace: what is read from it could not be checked in later steps."""
 
     def __getattr__(self, name: str) -> Any:
-        raise UntraceableError("a rule that looks at the node itself")
+        raise UntraceableError("a rule that reads from the node itself")
 
 
 def trace(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, TracedStep | None]:
@@ -223,14 +223,14 @@ def trace(graph: Graph, plan: Plan, request: Request) -> tuple[Ledger, TracedSte
     return ledger, TracedStep(
         program,
         constant_of(request.scale),
-        tuple((node, "_saved_" + name, look_of(v)) for (node, name), v in tensors.items()),
+        tuple((node, "_saved_" + name, metadata_of(v)) for (node, name), v in tensors.items()),
         # all that a node saves is hooked, or nothing
         tuple({node: "_raw_saved_" + name for node, name in tensors}.items()),
         tuple(
             (n, "_saved_" + name, v) for (n, name), v in found.items() if (n, name) not in tensors
         ),
         plan.outputs,
-        tuple(None if D is None else look_of(D) for D in arriving),
+        tuple(None if D is None else metadata_of(D) for D in arriving),
         tuple(reached),
     )
 

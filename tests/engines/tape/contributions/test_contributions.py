@@ -77,8 +77,8 @@ def test_a_bias_beside_its_weight(sizes: tuple[int, int, int, int]) -> None:
     assert_close(part.gradients(weights), [weights @ W, weights @ b])
 
 
-@pytest.mark.parametrize("m", [3, 31, 127, 128, 200])
-@pytest.mark.parametrize("n", [1, 64, 5000])
+@pytest.mark.parametrize("m", [3, 31, 32, 50, 127, 128, 200])
+@pytest.mark.parametrize("n", [1, 64, 5000, 20_000])
 def test_products_of_rows(m: int, n: int) -> None:
     torch.manual_seed(0)
     rows = torch.randn(m, n).double()

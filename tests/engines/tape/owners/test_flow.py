@@ -158,6 +158,8 @@ OPERATIONS: dict[str, tuple[Callable[..., object], tuple[Tensor, ...]]] = {
     "filter": (lambda x: torch.fft.irfft2(torch.fft.rfft2(x), s=(4, 4)), (X,)),
     "cholesky": (lambda x: torch.linalg.cholesky(x @ x.mT + 9 * torch.eye(4)), (X,)),
     "solve": (lambda x, y: torch.linalg.solve(x + 9 * torch.eye(4), y), (X, X)),
+    "solve for vectors": (lambda x, y: torch.linalg.solve(x + 9 * torch.eye(4), y), (IMAGE, X)),
+    "solve for all": (lambda x, y: torch.linalg.solve(x + 9 * torch.eye(4), y), (X, IMAGE)),
     "mm": (torch.mm, (M, M)),
     "addmm": (torch.addmm, (V, M, M)),
     "bmm": (torch.bmm, (X, X)),

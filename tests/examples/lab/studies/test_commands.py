@@ -198,8 +198,15 @@ def test_the_page_of_imbalance_shows_the_table_of_the_stored_runs(
 ) -> None:
     shutil.copy(DOCS / "imbalance" / "runs.jsonl", tmp_path / "runs.jsonl")
     runs = [run for run, _ in RUNS.items() if run.data == data]
-    names = list(dict.fromkeys(run.method for run in runs if not run.task and run.method != GUESS))
-    imbalance(names, data=data, page=True, workers=1, output=str(tmp_path))
+    published = [run for run in runs if not run.task and run.method != GUESS]
+    names, factors = ({getattr(run, of): 0 for run in published} for of in ("method", "factor"))
+    settings: dict[str, Any] = {
+        "factors": list(factors),
+        "size": runs[0].size,
+        "page": True,
+        "workers": 1,
+    }
+    imbalance(list(names), data=data, **settings, output=str(tmp_path))
     lines = (tmp_path / "imbalance.md").read_text().split("## Environment")[0].splitlines()
     table = "\n".join(line for line in lines if line.startswith("|"))
     assert table in (DOCS / "imbalance.md").read_text()
@@ -208,7 +215,7 @@ def test_the_page_of_imbalance_shows_the_table_of_the_stored_runs(
 def test_multimnist_is_read_from_the_official_files(digits: Path, tmp_path: Path) -> None:
     small = {**STUDIES["imbalance"].settings, "data": "multimnist", "size": 32, "seeds": 1}
     imbalance(**small, folder=str(digits), output=str(tmp_path))
-    assert "32 pairs of digits (multimnist)" in (tmp_path / "imbalance.md").read_text()
+    assert "32 pairs of multimnist" in (tmp_path / "imbalance.md").read_text()
     assert {run.data for run, _ in stored(tmp_path / "runs.jsonl").items()} == {"multimnist"}
     train, validation, test = mnist_pairs(32, digits)
     assert [len(part.left) for part in (train, validation, test)] == [32, 10, 16]
