@@ -62,7 +62,7 @@ class HookHistory:
     def __init__(self) -> None:
         self._own = 0
         self._of_thread = local()
-        self._moments.append(self._moment(self.registered))
+        self._note()
 
     @property
     def _moments(self) -> deque[_Moment]:
@@ -73,24 +73,29 @@ class HookHistory:
 
     def count(self, nodes: Iterable[Node]) -> int:
         """How many hooks may be in a graph, all of whose nodes are given; at least so many."""
-        registered, moments = self.registered, self._moments
+        registered = self.registered
         numbers = [node._sequence_nr() for node in nodes]
         first, latest = min(numbers), max([n for n in numbers if n != _OF_LEAVES], default=0)
-        before = [moment.hooks for moment in moments if moment.node < first]
-        if not moments or registered != moments[-1].hooks:
-            moments.append(self._moment(registered))
+        before = [moment.hooks for moment in self._moments if moment.node < first]
+        self._note()
         if latest >= torch.autograd._get_sequence_nr():  # type: ignore[attr-defined]
             before = []
         return registered - before[-1] if before else registered + 1
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """Leave out the hooks that are registered inside."""
+        """Leave out the hooks that are registered inside, and note a moment."""
         before = RemovableHandle.next_id
         try:
             yield
         finally:
             self._own += RemovableHandle.next_id - before
+            self._note()
+
+    def _note(self) -> None:
+        moments, registered = self._moments, self.registered
+        if not moments or registered != moments[-1].hooks:
+            moments.append(self._moment(registered))
 
     @property
     def registered(self) -> int:

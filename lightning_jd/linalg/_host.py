@@ -14,7 +14,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from lightning_jd.linalg import _pivoting, _stages
-from lightning_jd.linalg._arrays import Array, Mask, is_positive_definite, product
+from lightning_jd.linalg._arrays import Array, Mask, is_positive_definite
 from lightning_jd.linalg._lapack import inverse
 from lightning_jd.linalg._principal import PrincipalSystems, Rows
 from lightning_jd.linalg._products import solve_by_products
@@ -161,7 +161,7 @@ def _rounds(
     systems: "_Masked | PrincipalSystems", C: Array, Q: Array, positive: Mask
 ) -> tuple[Array, Array]:
     Z = z = systems.solve(ALL, positive)
-    W = w = product(z, C)
+    W = w = z @ C
     w += Q
     rows: NDArray[np.intp] | None = None
     for round_ in range(ROUNDS + 1):
@@ -182,7 +182,7 @@ def _rounds(
                     Z[row], W[row] = found
             break
         z = systems.solve(rows, positive)
-        w = product(z, C)
+        w = z @ C
         w += Q[rows]
         Z[rows], W[rows] = z, w
     return Z, W

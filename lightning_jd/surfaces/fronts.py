@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -105,6 +105,8 @@ class Front(Comparison):
         all runs.
         """
         done = [outcome for outcome in self.outcomes if not outcome.error]
+        if not done:
+            return {}
         every = torch.tensor([self.point(outcome) for outcome in done], dtype=torch.float64)
         low, high = every.min(dim=0).values, every.max(dim=0).values
         best, worst = (high, low) if self.higher_is_better else (low, high)
@@ -190,7 +192,7 @@ def _seen(point: tuple[str, list[float], list[float]], i: int, j: int) -> Point:
 def front(
     methods: str | Sequence[Any],
     module: Any,
-    data: Any,
+    data: Any = None,
     validation: Any = None,
     *,
     preferences: int | Sequence[Sequence[float] | Mapping[str, float]] = 5,
@@ -198,7 +200,7 @@ def front(
     higher_is_better: bool = False,
     reference: Sequence[float] | None = None,
     max_epochs: int = 10,
-    trainer: Mapping[str, Any] | None = None,
+    trainer: Mapping[str, Any] | Callable[..., Any] | None = None,
     seeds: int | Sequence[int] = 1,
     folder: str | Path | None = None,
     workers: int | None = None,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lightning_jd import backward, gramian
 from lightning_jd.aggregators import Constant
 from lightning_jd.engines import Objectives, holds_hooks
+from lightning_jd.engines.tape._compare import certificate_vector
 from lightning_jd.engines.tape.plan import memory
 from lightning_jd.errors import GraphError
 from tests.helpers.rows import flat_gradient, rows_by_autograd
@@ -366,3 +367,28 @@ def test_a_model_without_hooks_is_not_taken_for_one_with_hooks() -> None:
     losses = model(X).sum(dim=1)
     assert not holds_hooks(Objectives.of(losses))
     assert holds_hooks(Objectives.of(other(X).sum(dim=1)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_certificate_weighs_less_than_the_losses_where_something_may_clip(
+    dtype: torch.dtype,
+) -> None:
+    """What clips by the norm shows in another norm only."""
+    for m in (1, 2, 5):
+        norms = torch.logspace(0, -8, m).double()
+        for _ in range(20):
+            v = certificate_vector(norms.square().diag(), dtype, is_linear=False)
+            assert 0 < v.abs().min() <= v.abs().max() <= 0.5
+            assert (v.frexp().mantissa.abs() == 0.5).all()  # powers of two
+
+
+@pytest.mark.filterwarnings("ignore:The Gramian must agree:RuntimeWarning")
+def test_a_hook_that_leaves_nothing_of_the_sum_of_all_losses_is_noticed() -> None:
+    model = Wide(5)
+    for _ in range(3):
+        squares = model(X)
+        squares.register_hook(lambda g: g - g.mean())
+        losses = squares.sum(dim=1)
+        J = rows_by_autograd(losses, model)
+        assert J.any()
+        torch.testing.assert_close(gramian(losses, model), J @ J.T)

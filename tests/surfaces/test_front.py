@@ -126,6 +126,17 @@ def test_a_run_that_fails_is_told_and_left_out() -> None:
     assert "stch 0.5/0.5  seed 0: ValueError: no stch today" in repr(found)
 
 
+def test_a_front_without_any_finished_run_is_its_errors() -> None:
+    class Broken(Opposed):
+        def on_train_epoch_end(self) -> None:  # after the step that tells the tasks
+            raise ValueError("always")
+
+    found = run("sum", Broken, preferences=1)
+    assert found.hypervolumes() == {}
+    assert repr(found).count("ValueError: always") == 3
+    assert "ValueError: always" in found.page()
+
+
 @pytest.mark.parametrize(
     ("methods", "options", "error", "message"),
     [

@@ -93,9 +93,12 @@ class ShardedRows(Rows):
 
         def combined(weights: Tensor) -> Tensor:
             """This process's columns of ``weights @ J``, by one pass of all processes."""
-            weights = weights.to(objectives.dtype) * self.pool.size  # it ends with a mean
+            # It ends with a mean. Hooks see the gradients of the losses as they are in training.
+            after = self.pool.size if layout.is_union else 1
+            weights = weights.to(objectives.dtype) * (self.pool.size / after)
             own = layout.own_weights(weights, self.pool.rank)
-            return differentiated(objectives, self.named, own * scale).to(self.like()) / scale
+            mean = differentiated(objectives, self.named, own * scale).to(self.like())
+            return mean * after / scale
 
         J = None
         if not obstacle:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import wraps
 from typing import Any, TypeGuard
 
 import torch
@@ -9,15 +11,46 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_jd.aggregators import Balancer, GramianAggregator, Method
-from lightning_jd.engines import NamedParameters, Objectives
+from lightning_jd.engines import NamedParameters, Objectives, own_hooks
 from lightning_jd.errors import SetupError
 
 #: A parameter in pieces to the whole one that stands for it in forward passes.
 _wholes: Any = WeakIdKeyDictionary()
 
 
+def leave_out_hooks() -> None:
+    """Have FSDP2 register its own hooks, in forward passes, as none of a user.
+
+    They change no gradient. If torch moves the private methods that are wrapped here, or loads them
+    later than the first forward pass, there seem to be hooks, and rows take one pass each.
+    """
+    state: Any = getattr(sys.modules.get(_STATES), "FSDPState", None)
+    for name in ("_lazy_init", "_register_pre_backward_hook"):
+        method = getattr(state, name, None)
+        if method is not None and not hasattr(method, _WRAPPED):
+            setattr(state, name, _with_own_hooks(method))
+
+
+_STATES = "torch.distributed.fsdp._fully_shard._fsdp_state"
+_WRAPPED = "lightning_jd_own_hooks"
+
+
+def _with_own_hooks(method: Any) -> Any:
+    @wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with own_hooks():
+            return method(*args, **kwargs)
+
+    setattr(wrapped, _WRAPPED, True)
+    return wrapped
+
+
+leave_out_hooks()
+
+
 def show_pieces(module: nn.Module) -> None:
     """Reshard what a forward pass has left whole; a backward pass gathers it anew."""
+    leave_out_hooks()
     for each in module.modules():
         if any(cls.__name__ == "FSDPModule" for cls in type(each).__mro__):
             each.reshard()  # type: ignore[operator]  # a method that `fully_shard` has added

@@ -44,8 +44,8 @@ Component = tuple[tuple[int, ...], Tensor]
 _SCALES, _FEW = (1.0, 0.75, 0.625, 0.875, 1.25), 6.0
 #: Rounding errors that hide other errors, in units of the tolerance.
 _LOUD = 2.0
-#: How small weights are that show what clips gradients, or adds to them: rules see losses that
-#: weigh 1. Powers of two, since these are exact; float16 has no room for small ones.
+#: The largest weight that shows what clips gradients, or adds to them: rules see losses that weigh
+#: 1, so it is less. Powers of two, since these are exact; float16 has no room for small ones.
 _SMALL = {torch.float64: 1 / 64, torch.float32: 1 / 64, torch.bfloat16: 1 / 64, torch.float16: 0.5}
 #: Deviations from linearity that are rounding, in units of the machine precision.
 _LINEAR = 8.0
@@ -117,8 +117,11 @@ def certificate_vector(G: Tensor, dtype: torch.dtype, *, is_linear: bool) -> Ten
         is_linear: Whether gradients are known to be linear in the losses: there is no hook, and no
             function of the user, on the way. If not, weights are small.
     """
-    v = random_vector(G, 1e6 if torch.finfo(dtype).bits > 16 else 1e3)
-    return v if is_linear else v * _SMALL[dtype]
+    spread = 1e6 if torch.finfo(dtype).bits > 16 else 1e3
+    if is_linear:
+        return random_vector(G, spread)
+    v = random_vector(G, 1.0 if dtype == torch.float16 else spread)
+    return v * (_SMALL[dtype] / v.abs().max())
 
 
 def random_vector(G: Tensor, spread: float, generator: torch.Generator | None = None) -> Tensor:
@@ -136,7 +139,7 @@ def random_vector(G: Tensor, spread: float, generator: torch.Generator | None = 
     random = torch.rand(2, len(G), generator=generator or _RANDOM).to(G)
     signs = torch.where(random[1] < 0.5, -1.0, 1.0)
     signs[1::2] = -signs[:-1:2]
-    balance = torch.log2(norms.max() / torch.maximum(norms, floor)).nan_to_num(0.0)
+    balance = torch.log2(norms.max() / torch.maximum(norms, floor)).nan_to_num(0.0, neginf=0.0)
     return signs * torch.exp2((balance + random[0]).round())
 
 

@@ -13,7 +13,6 @@ from typing_extensions import override
 from lightning_jd.engines._hooks import hook_history
 from lightning_jd.engines._objectives import Losses, Objectives
 from lightning_jd.engines._parameters import NamedParameters, Parameters, named_parameters_of
-from lightning_jd.engines.tape._parameter_hooks import hooked_operations
 from lightning_jd.engines.tape._tape import Tape
 from lightning_jd.engines.tape.graph import may_be_hooked, walk
 from lightning_jd.engines.tape.owners import Crossed, Evidence, Owners
@@ -209,7 +208,7 @@ class OnePass(NamedTuple):
 
     Attributes:
         obstacle: Why not, or nothing.
-        certificates: Those of graphs with as many hooks that differ in sizes only.
+        certificates: Those of graphs that differ in sizes only.
     """
 
     obstacle: str = ""
@@ -236,20 +235,19 @@ def one_pass_of(objectives: Objectives, named: NamedParameters, scale: float | T
         return OnePass("there is one row only")
     graph = walk(objectives, request.tensors)
     known = memory.known(graph, request.types)
-    hooks = hook_history.count(graph.nodes)
-    certificates = memory.certificates(known, ("sharded", hooks))
+    certificates = memory.certificates(known, "sharded")
     if certificates.row_by_row:
         return OnePass("a certificate has failed")
     try:
         plan = known.plan(graph, request.owners, evidence=_NoProbe)
     except _NeedsProbe as needed:
         return OnePass(f"{graph.nodes[needed.node].name()} may mix instances")
+    if hook_history.count(graph.nodes):
+        return OnePass("a hook on the way may change gradients")
     if plan.by_rows:
         return OnePass(f"{next(iter(plan.lost_at.values()), 'an operation')} mixes instances")
     if plan.computed:
         return OnePass("parameters are computed with before they are used")
-    if hooks and hooked_operations(graph, plan):
-        return OnePass("an operation with parameters has a hook")
     for position, use in enumerate(plan.uses):
         node, rule = graph.nodes[use.node], plan.rule(use)
         if (

@@ -59,6 +59,25 @@ class Checkpointed(nn.Module):
         return self.out(checkpoint(self.body, x, use_reentrant=False))
 
 
+class Clipped(nn.Module):
+    """Hooks that rules see too late, or not at all: on an activation, and on its operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = self.body(x), self.out
+        if h.grad_fn is not None:
+            h.register_hook(lambda g: g * (0.1 / g.norm()).clamp(max=1))
+            h.grad_fn.register_hook(lambda below, _: tuple([_clipped(g) for g in below]))
+        return out(h.tanh())
+
+
+def _clipped(gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient.clamp(-0.05, 0.05)
+
+
 def instances(model: nn.Module, x: Tensor) -> Any:
     return model(x).square().mean(dim=1)
 
@@ -124,9 +143,8 @@ def compare(
             micro_batches,
             keeps=keeps,
         )
-        # Ordinary passes certify the first of its kind, and the second: FSDP2 registers more hooks
-        # in the first step of a model than in others.
-        certificates = micro_batches - 1 if passes else int(number < 2)
+        # an ordinary pass certifies the first of its kind
+        certificates = micro_batches - 1 if passes else int(number == 0)
         assert seen["passes"] <= passes + certificates, (make, number, seen)
         assert passes == 0 or seen["passes"] == passes
         named = list(whole.named_parameters())
@@ -163,6 +181,7 @@ def work(rank: int, folder: Path) -> None:
     compare(mlp, instances, (3, 1), rank, passes=4)
     compare(Checkpointed, instances, (2, 2), rank, passes=4)
     compare(normalised, instances, (3, 2), rank, passes=5)
+    compare(Clipped, instances, (3, 2), rank, passes=5)
     check_certificate(rank)
     check_precision(rank)
 
@@ -187,7 +206,7 @@ def check_certificate(rank: int) -> None:
             return instances(model, part)
 
         J = torch.cat([jacobian(instances(whole, part), whole, chunk=1) for part in x])
-        for number, told in enumerate((True, True, False)):
+        for number, told in enumerate((True, False, False)):
             with (
                 patch.object(OuterProduct, verb, wrong),
                 patch.object(OuterProduct, "blocks", lambda self, _: iter([self.rows()])),
@@ -196,7 +215,7 @@ def check_certificate(rank: int) -> None:
                 warnings.simplefilter("always")
                 update, seen = step(model, losses, keeps=verb == "rows")
             assert any("differ from those of single" in str(w.message) for w in caught) == told
-            assert seen["passes"] == (4 if number == 2 else 5), (verb, number)
+            assert seen["passes"] == (5 if told else 4), (verb, number)
             assert_close(update.report.gramian, J @ J.T, rtol=1e-10, atol=1e-12)
 
 
