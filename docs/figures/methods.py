@@ -78,8 +78,8 @@ def fromfeatures() -> Figure:
 
 def balancers() -> Figure:
     """Three losses that fall at different rates, and the weights that balancers give them."""
-    figure = Figure(figsize=(9, 5.6), layout="constrained")
-    panels = list(figure.subplots(2, 5, sharex=True).flat)
+    figure = Figure(figsize=(9, 8.0), layout="constrained")
+    panels = list(figure.subplots(3, 5, sharex=True).flat)
     t = torch.arange(400.0)
     losses = torch.stack([2.0 * (-t / 40).exp() + 0.05, (-t / 300).exp(), 0.4 - 0.0004 * t], dim=1)
     curves_of = {"the losses": losses}
@@ -92,17 +92,18 @@ def balancers() -> Figure:
             if step % 20 == 19:
                 balancer.end_epoch()
         relative = torch.stack(weights)
-        curves_of[cls.__name__] = relative / relative.sum(dim=1, keepdim=True)
+        curves_of[cls.__name__] = relative / relative.abs().sum(dim=1, keepdim=True)
     for axes, (title, curves) in zip(panels, curves_of.items(), strict=True):
         for i, (curve, colour) in enumerate(zip(curves.T, (BLUE, ORANGE, GREEN), strict=True)):
             is_noisy = title == "RLW"
             axes.plot(t, curve, color=colour, label=f"task {i + 1}", lw=0.4 if is_noisy else 2)
         axes.set_title(title, fontsize=11)
-        axes.set_ylim(0, 2.1 if title == "the losses" else 1)
+        if bool((curves >= 0).all()):  # PBI and COSMOS also have negative weights
+            axes.set_ylim(0, 2.1 if title == "the losses" else 1)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].legend(frameon=False, fontsize=9)
-    for axes in panels[5:]:
+    for axes in panels[10:]:
         axes.set_xlabel("step")
     return figure
 

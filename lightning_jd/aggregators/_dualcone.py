@@ -193,28 +193,8 @@ class DualProj(_Projection):
 
     Its weights minimise :math:`v^\top H v` over :math:`v \succeq p`, with :math:`H = G = J J^\top`,
     or :math:`H = G + \text{reg}\, \operatorname{diag}(s)`. The claimed properties hold for
-    ``reg=0``; :class:`~lightning_jd.aggregators.UPGrad` states the scale :math:`s` and the bound
-    for ``reg > 0``.
-
-    Args:
-        preference: :math:`p`, one positive number per objective, in order or by name; ``None`` is
-            1/m each.
-        reg: Regularisation; 0 is the definition in the paper.
-        solver: ``"auto"``, ``"batched"``, or the name of a ``qpsolvers`` solver.
-        tolerance: The KKT residual at which a quadratic program counts as solved, for gradients
-            scaled to norm 1. ``None`` depends on the dtype of the Gramian: 1e-12 for float64, 1e-6
-            otherwise; 0 solves exactly. Up to 64 objectives are always solved exactly.
-        relative_to: The scale :math:`s` of ``reg``: ``"row"``, ``"trace"``, or ``"auto"`` by the
-            kind of the rows: ``"row"`` for tasks and ranks, ``"trace"`` for instances, and the
-            trace of the rows of the same task for a matrix of losses. Without a step (a Gramian or
-            a Jacobian alone), ``"auto"`` is ``"trace"``, as in the paper.
-
-    Attributes:
-        residual: The KKT residual of the last weights; ``None`` before the first call.
-
-    Raises:
-        ArgumentError: If a preference is not positive, or ``reg`` or ``tolerance`` is negative.
-        ShapeError: When called, if ``preference`` does not have one entry per objective.
+    ``reg=0``. Arguments, attributes, errors, the scale :math:`s` and the bound for ``reg > 0`` are
+    those of :class:`~lightning_jd.aggregators.UPGrad`, with :math:`p` for its :math:`p_i`.
 
     Example:
         >>> import torch

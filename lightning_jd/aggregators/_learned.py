@@ -60,17 +60,7 @@ def adam_step(
 
 
 class LearnedBalancer(Stateful, Balancer):
-    """Learns a number :math:`s` per task, from zero; its Adam is part of the state dict.
-
-    The optimizer of the module is not concerned. Weights are those before the step of Adam, as if
-    one optimizer had taken both steps at once. A subclass defines :meth:`learn`.
-
-    Args:
-        lr: Learning rate of that Adam; positive.
-
-    Raises:
-        ArgumentError: If the learning rate is not positive and finite.
-    """
+    """Learns a number :math:`s` per task, from zero, by an Adam of its own."""
 
     def __init__(self, lr: float = 1e-3) -> None:
         super().__init__()

@@ -3,7 +3,6 @@
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from lightning_jd.linalg._scaling import FLOOR, RelativeTo
@@ -11,7 +10,6 @@ from lightning_jd.linalg._scaling import FLOOR, RelativeTo
 Array: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
 
-SMALL = 64**3  # multiplications that NumPy makes with one thread
 MODERATE = (1e-290, 1e290)  # no sum or square root of these overflows or loses digits
 
 
@@ -61,13 +59,6 @@ def _block_sums(shares: Array, relative_to: RelativeTo) -> Array:
     blocks = np.asarray(relative_to)
     sums: Array = np.bincount(blocks, weights=shares)[blocks]
     return sums
-
-
-def product(A: Array, B: Array) -> Array:
-    """``A @ B``, large ones by torch: its threads and those of NumPy wait for each other."""
-    if A.size * B.shape[1] <= SMALL:
-        return A @ B
-    return torch.mm(torch.from_numpy(A), torch.from_numpy(B)).numpy()
 
 
 def is_positive_definite(C: Array, least: float) -> bool:

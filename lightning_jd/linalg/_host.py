@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from lightning_jd.linalg import _least_squares, _pivoting, _stages
-from lightning_jd.linalg._arrays import Array, Mask, is_positive_definite, product
+from lightning_jd.linalg import _pivoting, _stages
+from lightning_jd.linalg._arrays import Array, Mask, is_positive_definite
 from lightning_jd.linalg._lapack import inverse
 from lightning_jd.linalg._principal import PrincipalSystems, Rows
 from lightning_jd.linalg._products import solve_by_products
@@ -57,12 +57,8 @@ def solve(
     few = len(C) <= (PRODUCTS if tolerance >= SINGLE else EXACT_PRODUCTS)
     if well_conditioned or is_positive_definite(C, _stages.WELL_CONDITIONED):
         with suppress(np.linalg.LinAlgError, RuntimeError):
-            if len(C) <= _least_squares.TINY:
-                found = _solved(*_least_squares.solve_rows(C, Q))
-            elif few:
-                found = _solved(*_pivot(C, Q, _guess_positive(C, Q)))
-            else:
-                found = _many(C, Q, tolerance)
+            pivoted = _solved(*_pivot(C, Q, _guess_positive(C, Q))) if few else None
+            found = pivoted or _many(C, Q, tolerance)
             if found.residual <= tolerance:
                 return found
     matrix, sides = torch.from_numpy(C), torch.from_numpy(Q)
@@ -157,7 +153,7 @@ def _pivot(C: Array, Q: Array, positive: Mask) -> tuple[Array, Array]:
 
     Rows that do not finish at all are left with entries of the wrong sign.
     """
-    systems = _Masked(C, Q) if len(C) <= MASKED else PrincipalSystems(C, Q, positive)
+    systems = _Masked(C, Q) if len(C) <= MASKED else PrincipalSystems(C, Q)
     return _rounds(systems, C, Q, positive)
 
 
@@ -165,7 +161,7 @@ def _rounds(
     systems: "_Masked | PrincipalSystems", C: Array, Q: Array, positive: Mask
 ) -> tuple[Array, Array]:
     Z = z = systems.solve(ALL, positive)
-    W = w = product(z, C)
+    W = w = z @ C
     w += Q
     rows: NDArray[np.intp] | None = None
     for round_ in range(ROUNDS + 1):
@@ -186,7 +182,7 @@ def _rounds(
                     Z[row], W[row] = found
             break
         z = systems.solve(rows, positive)
-        w = product(z, C)
+        w = z @ C
         w += Q[rows]
         Z[rows], W[rows] = z, w
     return Z, W

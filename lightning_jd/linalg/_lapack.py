@@ -8,40 +8,32 @@ from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 Real = TypeVar("Real", np.float32, np.float64)
-
-LARGE = 64  # above, OpenBLAS uses threads, which those of torch would have to wait for
 
 
 class Routines(NamedTuple):
     """The compiled functions that tiny problems are made of."""
 
-    dgesv: Callable[..., Any]
     dposv: Callable[..., Any]
     dpotrf: Callable[..., Any]
     dtrtri: Callable[..., Any]
     spotrf: Callable[..., Any]
     strtri: Callable[..., Any]
-    nnls: Callable[..., Any]
 
 
 @cache
 def routines() -> Routines:
     """All of them."""
     from scipy.linalg import lapack  # type: ignore[import-untyped]  # no stubs
-    from scipy.optimize import nnls  # type: ignore[import-untyped]  # no stubs
 
     return Routines(
-        dgesv=lapack.dgesv,
         dposv=lapack.dposv,
         dpotrf=lapack.dpotrf,
         dtrtri=lapack.dtrtri,
         spotrf=lapack.spotrf,
         strtri=lapack.strtri,
-        nnls=nnls,
     )
 
 
@@ -51,8 +43,6 @@ def inverse(A: NDArray[Real]) -> NDArray[Real]:
     Raises:
         LinAlgError: If it is not positive definite.
     """
-    if len(A) > LARGE:
-        return _inverse_by_torch(A)
     known = routines()
     single = A.dtype == np.float32
     factorise, invert = (known.spotrf, known.strtri) if single else (known.dpotrf, known.dtrtri)
@@ -60,15 +50,6 @@ def inverse(A: NDArray[Real]) -> NDArray[Real]:
     factor, failed = factorise(A.T, lower=1)
     if failed:
         raise np.linalg.LinAlgError
-    # ``dpotri``, which does the rest, wakes all threads of OpenBLAS even for 24 unknowns.
     root, _ = invert(factor, lower=1, overwrite_c=1)
     full: NDArray[Real] = root.T @ root
-    return full
-
-
-def _inverse_by_torch(A: NDArray[Real]) -> NDArray[Real]:
-    factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(A))
-    if failed:
-        raise np.linalg.LinAlgError
-    full: NDArray[Real] = torch.cholesky_inverse(factor).T.numpy()  # symmetric: stored by rows
     return full

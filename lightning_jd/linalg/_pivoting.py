@@ -22,58 +22,33 @@ BATCH_ON_ACCELERATOR = 1 << 26
 class PrincipalSystems:
     """Solves ``C_PP z_P = -q_P``, with ``z = 0`` outside P, for one set P per row of ``Q`` (k, m).
 
-    The equation ``w = Cz + q`` is solved once for the variables of a set S that all rows share:
-    on S the unknown is z, elsewhere w. Then a row only has to exchange the difference D of its own
-    set and S, which is often small, and its system has the size of D. The pivot on S multiplies
-    rounding errors by the condition of ``C``; an empty S (``shared=False``) does without.
+    Args:
+        C: Symmetric, shape (m, m).
+        Q: Shape (k, m).
     """
 
-    def __init__(self, C: Tensor, Q: Tensor, positive: Tensor, *, shared: bool) -> None:
-        self.S = positive.to(C.dtype).mean(dim=0) > 0.5 if shared else torch.zeros_like(positive[0])
-        M, R = _pivot_on(C, Q, self.S)
-        self.transposed = M.T
+    def __init__(self, C: Tensor, Q: Tensor) -> None:
         # One more row and column of zeros: the index m fills up systems that are short.
-        self.matrix, self.sides = pad(M, (0, 1, 0, 1)), pad(R, (0, 1))
+        self.matrix, self.sides = pad(C, (0, 1, 0, 1)), pad(Q, (0, 1))
 
     def solve(self, rows: Tensor, positive: Tensor) -> Tensor:
         """``z`` (len(rows), m) for the sets ``positive`` of these rows of ``Q``."""
-        m = len(self.S)
-        differs = positive ^ self.S
-        sizes, ranking = differs.sum(dim=1).sort()
+        m = len(self.matrix) - 1
+        sizes, ranking = positive.sum(dim=1).sort()
         counts = sizes.tolist()  # host sync
-        index = torch.where(differs, torch.arange(m, device=rows.device), m).sort(dim=1).values
+        index = torch.where(positive, torch.arange(m, device=rows.device), m).sort(dim=1).values
         sides = self.sides[rows]
-        exchanged = torch.zeros_like(sides)
+        Z = torch.zeros_like(sides)
         stop = 0
         while stop < len(counts):
             start, stop = stop, _end_of_batch(counts, stop, rows.device)
             batch = ranking[start:stop, None]
-            D = index[batch[:, 0], : counts[stop - 1]]
-            A = torch.take(self.matrix, (D * (m + 1))[:, :, None] + D[:, None, :])
-            A.diagonal(dim1=1, dim2=2).add_(D.eq(m))
-            solution, _ = torch.linalg.solve_ex(A, sides[batch, D].unsqueeze(-1))
-            exchanged[batch, D] = solution.squeeze(-1).neg_()
-        exchanged = exchanged[:, :m]
-        kept = torch.addmm(sides[:, :m], exchanged, self.transposed)
-        return torch.where(self.S, kept, exchanged).mul_(positive)
-
-
-def _pivot_on(C: Tensor, Q: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
-    """Exchange z and w on S: ``(z_S, w_N) = M (w_S, z_N) + r``, with r a row of ``R``."""
-    k = int(S.sum())  # host sync
-    if k == 0:
-        return C, Q
-    order = torch.argsort((~S).to(torch.int8), stable=True)
-    C, Q = C[order][:, order], Q[:, order]
-    T = torch.cholesky_inverse(torch.linalg.cholesky_ex(C[:k, :k]).L)
-    TB = T @ C[:k, k:]
-    M, R = torch.empty_like(C), Q.clone()
-    M[:k, :k], M[:k, k:], M[k:, :k] = T, -TB, TB.T
-    M[k:, k:] = torch.addmm(C[k:, k:], C[k:, :k], TB, alpha=-1)
-    R[:, :k] = Q[:, :k] @ -T
-    R[:, k:].addmm_(Q[:, :k], TB, alpha=-1)
-    back = torch.argsort(order)
-    return M[back][:, back], R[:, back]
+            P = index[batch[:, 0], : counts[stop - 1]]
+            A = torch.take(self.matrix, (P * (m + 1))[:, :, None] + P[:, None, :])
+            A.diagonal(dim1=1, dim2=2).add_(P.eq(m))
+            solution, _ = torch.linalg.solve_ex(A, sides[batch, P].unsqueeze(-1))
+            Z[batch, P] = solution.squeeze(-1).neg_()
+        return Z[:, :m]
 
 
 def _end_of_batch(sizes: list[int], start: int, device: torch.device) -> int:
@@ -90,15 +65,13 @@ def _end_of_batch(sizes: list[int], start: int, device: torch.device) -> int:
     return stop
 
 
-def pivot(
-    C: Tensor, Q: Tensor, positive: Tensor, *, shared: bool, rounds: int
-) -> tuple[Tensor, Tensor]:
+def pivot(C: Tensor, Q: Tensor, positive: Tensor, *, rounds: int) -> tuple[Tensor, Tensor]:
     """``Z`` (k, m) after at most ``rounds`` exchanges from the sets ``positive``, and what is left.
 
     The second tensor holds the indices of the rows that still had a wrong sign. They keep their
     last iterate, clamped at zero.
     """
-    systems = PrincipalSystems(C, Q, positive, shared=shared)
+    systems = PrincipalSystems(C, Q)
     k, m = Q.shape
     Z = torch.zeros_like(Q)
     rows = torch.arange(k, device=C.device)

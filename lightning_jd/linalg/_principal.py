@@ -4,61 +4,26 @@ The NumPy twin of :class:`lightning_jd.linalg._pivoting.PrincipalSystems`. To ca
 row takes less time than to fill batches.
 """
 
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_jd.linalg._arrays import Array, Mask, product
-from lightning_jd.linalg._lapack import inverse, routines
+from lightning_jd.linalg._arrays import Array, Mask
+from lightning_jd.linalg._lapack import routines
 
 Rows: TypeAlias = NDArray[np.intp] | slice
 
 # The time of a system of n unknowns is nearly CALLS + n² + n m / ROWS: up to some hundred unknowns
 # LAPACK is far from its cubic regime, and whole rows of m entries are read to find the block.
 CALLS, ROWS = 800, 13
-# Beyond this many unknowns OpenBLAS wakes its threads, and a system takes at least thrice as long.
-LARGE, WAKING = 120, 3
-UNSYMMETRIC = 1.4  # LU instead of Cholesky
-PIVOT_CALLS, PIVOT = 25_000, 2.3  # a pivot on m objectives takes PIVOT_CALLS + PIVOT m²
 
 
-class Shared(NamedTuple):
-    """The set S that all rows share.
-
-    Attributes:
-        inside: Its mask (m,), None if it is empty.
-        symmetric: Whether the systems of its rows are.
-        work: How long they take, where an unknown, squared, is the unit.
-    """
-
-    inside: Mask | None
-    symmetric: bool
-    work: float
-
-
-def shared_set(positive: Mask) -> Shared:
-    """The set that leaves least work: none, all, or what most rows of ``positive`` (k, m) agree on.
-
-    A row solves a system of the size of the difference between its own set and the shared one. It
-    is symmetric if one of them contains the other.
-    """
+def work(positive: Mask) -> float:
+    """How long the systems of these sets (k, m) take; an unknown, squared, is the unit."""
     k, m = positive.shape
-
-    def work(sizes: NDArray[np.intp]) -> float:
-        times = np.where(sizes > LARGE, WAKING, 1)
-        return float(CALLS * k + np.sum(times * sizes * (sizes + m // ROWS)))
-
     sizes = np.count_nonzero(positive, axis=1)
-    none = Shared(None, True, work(sizes))
-    pivot = PIVOT_CALLS + PIVOT * m**2
-    if none.work <= pivot + CALLS * k:
-        return none
-    all_ = Shared(np.ones(m, dtype=bool), True, pivot + work(m - sizes))
-    most = np.count_nonzero(positive, axis=0) > 0.5 * k
-    sizes = np.count_nonzero(positive ^ most, axis=1)
-    majority = Shared(most, False, pivot + UNSYMMETRIC * work(sizes))
-    return min(none, all_, majority, key=lambda shared: shared.work)
+    return float(CALLS * k + np.sum(sizes * (sizes + m // ROWS)))
 
 
 class PrincipalSystems:
@@ -67,40 +32,10 @@ class PrincipalSystems:
     Args:
         C: Symmetric and positive definite, shape (m, m).
         Q: Shape (k, m).
-        positive: The sets that are asked for first; later ones may differ.
     """
 
-    def __init__(self, C: Array, Q: Array, positive: Mask) -> None:
-        known = routines()
-        self._shared, symmetric, _ = shared_set(positive)
-        self._solve = known.dposv if symmetric else known.dgesv
-        self._options = {"overwrite_a": 1, "overwrite_b": 1}
-        if symmetric:
-            self._options["lower"] = 1  # a third faster from 50 unknowns on
-        self._transposed, self._sides = C, Q
-        if self._shared is not None:
-            self._pivot_on(self._shared, C, Q)
-
-    def _pivot_on(self, inside: Mask, C: Array, Q: Array) -> None:
-        """Exchange z and w on S: ``(z_S, w_N) = M (w_S, z_N) + r``, with r one of the sides."""
-        k = np.count_nonzero(inside)
-        order = np.argsort(~inside, kind="stable")
-        S, back = order[:k], np.argsort(order)
-        M = _block(C, order, order)
-        T, B = inverse(np.ascontiguousarray(M[:k, :k])), M[:k, k:].copy()
-        TB = product(T, B)
-        M[k:, k:] -= product(np.ascontiguousarray(B.T), TB)
-        M[:k, :k], M[:k, k:], M[k:, :k] = T, TB, -TB.T
-        self._transposed = _block(M, back, back)
-        if Q is C:  # UPGrad: the rows of C are solved by those of the identity
-            self._sides = self._transposed.copy()
-            self._sides[S] = 0
-            self._sides[S, S] = -1
-        else:
-            R = Q.take(order, 1)
-            R[:, k:] -= R[:, :k] @ TB
-            R[:, :k] = R[:, :k] @ -T
-            self._sides = R.take(back, 1)
+    def __init__(self, C: Array, Q: Array) -> None:
+        self._C, self._Q = C, Q
 
     def solve(self, rows: Rows, positive: Mask) -> Array:
         """``z`` (len(rows), m) for the sets ``positive`` of these rows of ``Q``.
@@ -108,31 +43,23 @@ class PrincipalSystems:
         Raises:
             LinAlgError: If a system is singular.
         """
-        differs = positive if self._shared is None else positive ^ self._shared
-        sides = self._sides[rows]
-        row, column = differs.nonzero()
+        sides = self._Q[rows]
+        row, column = positive.nonzero()
         places = row * positive.shape[1] + column
         solutions = sides.take(places)
-        M, solve, options = self._transposed, self._solve, self._options
+        C, solve = self._C, routines().dposv
         start = 0
-        for stop in np.cumsum(np.count_nonzero(differs, axis=1)).tolist():
+        for stop in np.cumsum(np.count_nonzero(positive, axis=1)).tolist():
             if stop > start:
-                D = column[start:stop]
-                # LAPACK works in place on columns, which are the rows of what is transposed.
-                found = solve(M.take(D, 0).take(D, 1).T, solutions[start:stop], **options)
-                if found[-1]:
+                P = column[start:stop]
+                # LAPACK works in place on columns, which for a symmetric matrix are the rows. Of
+                # the lower triangle it is a third faster from 50 unknowns on.
+                _, solutions[start:stop], failed = solve(
+                    C.take(P, 0).take(P, 1).T, solutions[start:stop], 1, 1, 1
+                )
+                if failed:
                     raise np.linalg.LinAlgError
-                solutions[start:stop] = found[-2]
             start = stop
         Z = np.zeros_like(sides)
         Z.put(places, np.negative(solutions, out=solutions))
-        if self._shared is None:
-            return Z
-        Z = np.where(self._shared, sides + product(Z, M), Z)
-        Z *= positive
         return Z
-
-
-def _block(C: Array, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Array:
-    block: Array = C.take(rows, 0).take(columns, 1)
-    return block

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_jd.linalg._conjugate import ConjugateGradients
 from lightning_jd.linalg._guess import EXTRAPOLATED_PENALTY, Guess
-from lightning_jd.linalg._principal import shared_set
+from lightning_jd.linalg._principal import work
 
 FIRST, SECOND = 6, 4  # rounds of the guess before its signs are looked at, and again
 EXTRAPOLATIONS = 4  # at most
@@ -20,7 +20,7 @@ SETTLED = 5.0  # entries of a row that may still change: what follows repairs th
 # Share of the signs that changes meanwhile where most eigenvalues are tiny, and the penalty that is
 # better there. Products would converge too slowly.
 HOPELESS, TINY_PENALTY, TINY_EXTRAPOLATIONS = 0.1, 0.05, 2
-# What a burst takes for one row, in the unit of :func:`shared_set`.
+# What a burst takes for one row, in the unit of :func:`work`.
 BURST_CALLS, PER_ENTRY, PER_PRODUCT = 1200, 4, 0.034
 BURSTS = 10
 STEPS = 8  # in a burst
@@ -87,7 +87,7 @@ def _systems_cost_less(positive: Tensor, bursts: float) -> bool:
     """Whether to solve a system for each of these sets costs less than so many bursts."""
     k, m = positive.shape
     burst = BURST_CALLS + PER_ENTRY * m + PER_PRODUCT * m**2
-    return shared_set(positive.numpy()).work <= bursts * k * burst
+    return work(positive.numpy()) <= bursts * k * burst
 
 
 def _guess(C: Tensor, Q: Tensor) -> tuple[Guess, bool]:

@@ -15,7 +15,7 @@ from lightning_jd.linalg._interior import interior_point
 from lightning_jd.linalg._pivoting import pivot
 
 TOLERANCE = 1e-12  # of the natural residual
-WELL_CONDITIONED = 5e-5  # least eigenvalue at which a shared pivot is still accurate
+WELL_CONDITIONED = 5e-5  # least eigenvalue at which pivoting in any order is accurate
 UNIQUE = 1e-7  # least eigenvalue from which z is unique for all practical purposes
 PROXIMAL, LEAST_PROXIMAL = 1e-8, 1e-12  # added to the diagonal, and taken back step by step
 PROXIMAL_STEPS = 12
@@ -33,7 +33,7 @@ def solve(C: Tensor, Q: Tensor, noise: float) -> Tensor:
     """Solve all rows of ``Q`` (k, m); the eigenvalues of ``C`` are known up to ``noise``."""
     positive = guess_positive(C, Q)
     if is_positive_definite(C, WELL_CONDITIONED):
-        Z, _ = pivot(C, Q, positive, shared=True, rounds=ROUNDS)
+        Z, _ = pivot(C, Q, positive, rounds=ROUNDS)
         return _finish(C, Q, Z, positive)
     return _finish(least_shift(C, noise), Q, torch.zeros_like(Q), positive)
 
@@ -75,11 +75,11 @@ def _proximal(C: Tensor, Q: Tensor, positive: Tensor) -> Tensor:
 
 def _pivot_or_interior(H: Tensor, Q: Tensor, positive: Tensor) -> Tensor:
     """Pivot; where that cycles, find the sets by an interior point, and pivot from there."""
-    Z, cycling = pivot(H, Q, positive, shared=False, rounds=ROUNDS)
+    Z, cycling = pivot(H, Q, positive, rounds=ROUNDS)
     if len(cycling) > 0:
         q = Q[cycling]
         z = interior_point(H, q, tolerance=TOLERANCE / 10)
-        exact, _ = pivot(H, q, z > torch.addmm(q, z, H), shared=False, rounds=POLISH)
+        exact, _ = pivot(H, q, z > torch.addmm(q, z, H), rounds=POLISH)
         better = natural_residual(H, q, exact) <= natural_residual(H, q, z)
         Z[cycling] = torch.where(better[:, None], exact, z)
     return Z

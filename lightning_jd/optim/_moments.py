@@ -16,21 +16,7 @@ from lightning_jd.optim._two_rows import Products
 
 
 class Moments(AggregatedOptimizer):
-    """An optimizer with a first and a second moment.
-
-    Args:
-        params: The parameters, or parameter groups.
-        aggregator: A weighted aggregator.
-        lr: The learning rate.
-        betas: Decay rates of the first and second moment.
-        eps: Added to the denominator.
-        weight_decay: Added to the gradient, or taken from the parameters.
-        more: Further options, which have been checked.
-
-    Raises:
-        ArgumentError: If an argument is out of its range, or the aggregator does not compute
-            weights.
-    """
+    """An optimizer with two moments; ``more`` are options that have been checked."""
 
     _momentum_key = "exp_avg"
 
@@ -233,23 +219,12 @@ class NAdam(Moments):
     r"""``torch.optim.NAdam`` that aggregates first moment and gradient instead of adding them.
 
     The first moment is that of :class:`Adam`. The NAdam update is a sum of moment and gradient,
-    each with its bias correction; the aggregator combines these two as well.
+    each with its bias correction; the aggregator combines these two as well. The other arguments
+    are those of :class:`Adam`.
 
     Args:
-        params: The parameters, or parameter groups.
-        lr: The learning rate.
-        betas: Decay rates of the first and second moment.
-        eps: Added to the denominator.
-        weight_decay: The coefficient of the L2 penalty.
         momentum_decay: The decay rate of the momentum schedule.
         decoupled_weight_decay: Whether to decouple the weight decay, as in AdamW.
-        aggregator: An aggregator that computes weights; ``"mean"`` and ``"sum"`` equal
-            ``torch.optim.NAdam``.
-        maximize: Whether to maximize the objective.
-
-    Raises:
-        ArgumentError: If an argument is out of its range, or the aggregator does not compute
-            weights.
     """
 
     def __init__(

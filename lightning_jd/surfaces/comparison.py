@@ -6,7 +6,7 @@ import math
 import statistics
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from html import escape
@@ -151,11 +151,11 @@ def _worse(runs: Sequence[Run]) -> str:
 def compare(
     methods: Methods,
     module: Any,
-    data: Any,
+    data: Any = None,
     validation: Any = None,
     *,
     max_epochs: int = 10,
-    trainer: Mapping[str, Any] | None = None,
+    trainer: Mapping[str, Any] | Callable[..., Any] | None = None,
     seeds: int | Sequence[int] = 1,
     folder: str | Path | None = None,
     workers: int = 1,
@@ -173,10 +173,11 @@ def compare(
         module: A LightningModule, which is copied for each run, or a function that builds it. An
             instance keeps its initial parameters for all seeds; a function is called after seeding.
         data: The loader of the training data, a LightningDataModule, or a function that builds one
-            of them.
+            of them; ``None`` for those of the module or of PINA's Trainer.
         validation: The loader of the validation data, or a function that builds it.
         max_epochs: The budget, unless ``trainer`` has another.
-        trainer: Arguments of the Trainer. Without them, there is no logger, checkpoint or bar.
+        trainer: Arguments of the Trainer; without them, there is no logger, checkpoint or bar. Or a
+            function of the module and such arguments that builds a Trainer, as ``pina.Trainer``.
         seeds: The number of seeds, or the seeds.
         folder: Holds a report of each run. What is finished there is not run again, so that a
             comparison that was interrupted goes on.
@@ -223,22 +224,25 @@ def plan_of(
     data: Any,
     validation: Any,
     max_epochs: int,
-    trainer: Mapping[str, Any] | None,
+    trainer: Mapping[str, Any] | Callable[..., Any] | None,
     options: Mapping[str, Any],
 ) -> Plan:
     """How the runs are made from the arguments of :func:`compare`."""
-    arguments = {**_QUIET, **(trainer or {})}
+    arguments = {**_QUIET, **(trainer if isinstance(trainer, Mapping) else {})}
     if not any(name in arguments for name in _BUDGET):
         arguments["max_epochs"] = max_epochs
 
     def build(seed: int) -> Built:
-        built = module() if _is_builder(module) else deepcopy(module)
+        built = module() if _is_builder(module) else _copied("module", module, {})
         package = import_module(package_of(surfaces_for(built)))
-        given = {"train_dataloaders": _fresh(data), "val_dataloaders": _fresh(validation)}
-        if isinstance(given["train_dataloaders"], package.LightningDataModule):
-            given = {"datamodule": given["train_dataloaders"]}
         own = {name: deepcopy(value) for name, value in arguments.items()}
-        return Built(package.Trainer(**own), built, given)
+        made = trainer(built, **own) if callable(trainer) else package.Trainer(**own)
+        train, rest = _fresh("data", data), _fresh("validation", validation)
+        if train is None:  # the data of PINA's Trainer, or those of the module itself
+            return Built(made, built, {"datamodule": getattr(made, "data_module", None)})
+        if isinstance(train, package.LightningDataModule):
+            return Built(made, built, {"datamodule": train})
+        return Built(made, built, {"train_dataloaders": train, "val_dataloaders": rest})
 
     name = getattr(module, "__name__", type(module).__name__)
     return Plan(build, options, f"{name}, {arguments}, {dict(options)}")
@@ -249,12 +253,22 @@ def _is_builder(thing: Any) -> bool:
     return (callable(thing) and not hasattr(thing, "state_dict")) or isinstance(thing, type)
 
 
-def _fresh(data: Any) -> Any:
+def _fresh(name: str, data: Any) -> Any:
     """A copy with a random generator of its own, but the same data set."""
     if data is None or _is_builder(data):
         return None if data is None else data()
     dataset = getattr(data, "dataset", None)
-    return deepcopy(data, {} if dataset is None else {id(dataset): dataset})
+    return _copied(name, data, {} if dataset is None else {id(dataset): dataset})
+
+
+def _copied(name: str, thing: Any, kept: dict[int, Any]) -> Any:
+    try:
+        return deepcopy(thing, kept)
+    except Exception as error:
+        raise ArgumentError(
+            f"`{name}` must be copied for each run, but {type(thing).__name__} cannot be "
+            f"({type(error).__name__}: {error}). Pass a function that builds it."
+        ) from error
 
 
 def labelled(methods: Methods) -> dict[str, Any]:

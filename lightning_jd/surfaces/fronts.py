@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -190,7 +190,7 @@ def _seen(point: tuple[str, list[float], list[float]], i: int, j: int) -> Point:
 def front(
     methods: str | Sequence[Any],
     module: Any,
-    data: Any,
+    data: Any = None,
     validation: Any = None,
     *,
     preferences: int | Sequence[Sequence[float] | Mapping[str, float]] = 5,
@@ -198,7 +198,7 @@ def front(
     higher_is_better: bool = False,
     reference: Sequence[float] | None = None,
     max_epochs: int = 10,
-    trainer: Mapping[str, Any] | None = None,
+    trainer: Mapping[str, Any] | Callable[..., Any] | None = None,
     seeds: int | Sequence[int] = 1,
     folder: str | Path | None = None,
     workers: int | None = None,

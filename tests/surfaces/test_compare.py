@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,28 @@ def test_arguments_are_checked_before_anything_is_trained(
 ) -> None:
     with pytest.raises(error, match=message):
         run(methods, lambda: pytest.fail("trained"), **options)
+
+
+def test_what_cannot_be_copied_is_named_with_the_remedy() -> None:
+    module = Two()
+    module.lock = threading.Lock()  # type: ignore[assignment]
+    (outcome,) = run(["sum"], module).outcomes
+    assert "`module` must be copied for each run, but Two cannot be" in outcome.error
+    assert outcome.error.endswith("Pass a function that builds it.")
+
+
+def test_a_function_builds_the_trainer_and_the_module_brings_its_data() -> None:
+    class WithData(Two):
+        def train_dataloader(self) -> Any:
+            return loader()
+
+    def build(module: Any, **arguments: Any) -> Any:
+        assert isinstance(module, WithData)
+        return L.Trainer(**arguments, accelerator="cpu", limit_train_batches=3)
+
+    found = compare(["sum", "upgrad"], WithData, trainer=build, max_epochs=2)
+    assert not found.errors()
+    assert all(run.about["steps"] == "6" for run in (each.run for each in found.outcomes))
 
 
 def test_several_devices_are_refused() -> None:

@@ -13,7 +13,7 @@ from lightning_jd import JacobianDescent, cli, compare, front
 from lightning_jd.errors import ArgumentError, UnknownNameError
 from lightning_jd.report import Point
 from lightning_jd.report._scatter import scatter_chart
-from lightning_jd.surfaces.fronts import spread
+from lightning_jd.surfaces.fronts import _with_preference, spread
 from tests.surfaces.test_compare import EXAMPLES, TRAINER, Two, loader
 
 
@@ -152,6 +152,15 @@ def test_losses_of_examples_have_no_front() -> None:
 
     with pytest.raises(ArgumentError, match="needs 2 to 8 named losses from `training_step`"):
         run("sum", Examples)
+
+
+def test_every_method_with_a_preference_has_a_front() -> None:
+    names = _with_preference()
+    assert {"upgrad", "dualproj", "config", "stch", "cosmos", "pbi"} <= set(names)
+    found = run(names, preferences=[[1, 4]])
+    # The one that needs two samples of every loss is told, as everywhere.
+    assert set(found.errors()) == {"sdmgrad 0.2/0.8"}
+    assert set(found.hypervolumes()) == set(names) - {"sdmgrad"}
 
 
 @pytest.mark.parametrize("tasks", [2, 3, 4])

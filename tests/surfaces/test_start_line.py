@@ -57,6 +57,7 @@ def test_batch_norm_is_named_once_and_warned_of_once(
     assert sum("One backward pass" in str(each.message) for each in warned) == 1
     assert sum(SLOW in text for text in said) == 1
     assert "lightning_jd.doctor.replace_batch_norm(model)" in said[0]
+    assert "batch_norm='frozen'" in said[0]
 
 
 class Gate(torch.autograd.Function):

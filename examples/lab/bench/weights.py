@@ -125,8 +125,8 @@ def weights(
                 rows.append(_measured(case, repeats, clock))
         if busy:
             with busy_cores():
-                for row in rows:
-                    row |= _busy(_Case(str(row["method"]), str(row["family"]), row["m"]), repeats)
+                for case, row in zip(cases, rows, strict=True):
+                    row |= _busy(case, repeats)
         report = _report(rows, clock)
     report.publish(output)
 

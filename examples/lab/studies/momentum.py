@@ -76,8 +76,8 @@ def momentum(
     check_epochs(epochs)
     check_matplotlib()  # before the work, not after it
     with measured_on(device):
-        split = load(dataset, data)
         folder = writable_folder(output or f"results/momentum-{dataset}")
+        split = load(dataset, data)
         store: Store[MomentumRun, MomentumOutcome] = Store(
             folder / "runs.jsonl",
             write=lambda run, outcome: {"run": asdict(run), "outcome": asdict(outcome)},

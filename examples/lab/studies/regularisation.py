@@ -76,8 +76,8 @@ def regularisation(
     check_epochs(epochs)
     check_matplotlib()  # before the work, not after it
     with measured_on(device):
-        split = load(dataset, data)
         store = stored_runs(writable_folder(output) / "runs.jsonl")
+        split = load(dataset, data)
         epochs = epochs or EPOCHS[dataset]
         first = Run(dataset, "mean", None, 1.0, 1, epochs, size, device=name_of_device())
         with progress_bar(total=seeds * (1 + len(regs)) * (3 + 2 * halvings)) as start:

@@ -192,7 +192,8 @@ def _reason(path: str, lost_at: str | None, kind: str) -> tuple[str, str]:
 
 _NORM = (
     "BatchNorm in training mode mixes the rows; GroupNorm, LayerNorm or `eval()` do not, and "
-    "`lightning_jd.doctor.replace_batch_norm(model)` puts GroupNorm in its place"
+    "`lightning_jd.doctor.replace_batch_norm(model)` puts GroupNorm in its place (for fine-tuning, "
+    "batch_norm='frozen' leaves the model as it is)"
 )
 _REMEDIES = {
     **{f"{kind}BatchNormBackward0": _NORM for kind in ("Native", "Cudnn", "Miopen", "")},

@@ -199,9 +199,11 @@ def test_the_page_of_imbalance_shows_the_table_of_the_stored_runs(
     shutil.copy(DOCS / "imbalance" / "runs.jsonl", tmp_path / "runs.jsonl")
     runs = [run for run, _ in RUNS.items() if run.data == data]
     published = [run for run in runs if not run.task and run.method != GUESS]
-    names, factors = ({getattr(run, of): 0 for run in published} for of in ("method", "factor"))
+    names = {run.method: {each.factor for each in published if each.method == run.method}
+             for run in published}  # fmt: skip
+    factors = sorted(set.intersection(*names.values()))  # of some, only one method was run
     settings: dict[str, Any] = {
-        "factors": list(factors),
+        "factors": factors,
         "size": runs[0].size,
         "page": True,
         "workers": 1,
