@@ -315,3 +315,14 @@ def test_an_argument_reaches_the_callback_from_every_surface() -> None:
         Flagged("tasks").configure_callbacks()[0],
     ]
     assert [callback.settings.check_replicas for callback in callbacks] == [7] * 4
+
+
+def test_no_other_file_repeats_an_argument() -> None:
+    """All but `fabric.backward`, a single call, which takes only the arguments it can use."""
+    for path in (ROOT / "lightning_jd/surfaces").glob("*.py"):
+        if path.name in {"_settings.py", "fabric.py"}:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                names = {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
+                assert len(names & ARGUMENTS.keys()) <= 1, f"{path.name}, line {node.lineno}"

@@ -83,6 +83,11 @@ def entropies(out: Tensor) -> Tensor:
     return F.cross_entropy(out, Y, reduction="none")
 
 
+def quantile(out: Tensor, i: int) -> Tensor:
+    error = T[:, 0] - out[..., i]
+    return torch.max(0.2 * (i - C) * error, 0.2 * i * error)
+
+
 #: Sums and means by hand, and the vector that they are those of; more are in `test_split_forms.py`.
 BY_HAND: dict[str, tuple[Losses, Losses]] = {
     "sum over the batch size": (lambda o: entropies(o).sum() / B, entropies),
@@ -93,6 +98,31 @@ BY_HAND: dict[str, tuple[Losses, Losses]] = {
     "a mean and a sum keep their proportion": (
         lambda o: entropies(o).mean() + 0.1 * squares(o).sum(),
         lambda o: entropies(o) + 0.1 * B * squares(o).sum(dim=1),
+    ),
+    "sum, then mean": (
+        lambda o: squares(o).sum(dim=1).mean(),
+        lambda o: squares(o).sum(dim=1),
+    ),
+    "root of each": (
+        lambda o: squares(o).mean(dim=1).sqrt().mean(),
+        lambda o: squares(o).mean(dim=1).sqrt(),
+    ),
+    "gathered": (lambda o: -o.log_softmax(1).gather(1, Y[:, None]).mean(), entropies),
+    "one-hot": (
+        lambda o: -(o.log_softmax(1) * F.one_hot(Y, C)).sum(dim=1).mean(),
+        entropies,
+    ),
+    "quantiles, joined": (
+        lambda o: torch.cat([quantile(o, i).unsqueeze(1) for i in range(C)], dim=1).mean(),
+        lambda o: torch.stack([quantile(o, i) for i in range(C)], dim=1).mean(dim=1),
+    ),
+    "stacked along a new dimension": (
+        lambda o: torch.stack([squares(o), squares(o).sqrt()], dim=2).sum(dim=2).mean(),
+        lambda o: (squares(o) + squares(o).sqrt()).mean(dim=1),
+    ),
+    "tokens of sequences": (
+        lambda o: F.cross_entropy(o.view(3, 2, C).view(-1, C), Y),
+        lambda o: entropies(o).view(3, 2).mean(dim=1),
     ),
     "a sum and a mean": (
         lambda o: squares(o).sum() + 10 * entropies(o).mean(),

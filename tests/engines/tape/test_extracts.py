@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from lightning_jd import gradient_norms, gramian, gramian_of_data, project
 from lightning_jd.engines.tape import OuterProduct
-from lightning_jd.engines.tape.contributions import Contribution, Projection
+from lightning_jd.engines.tape.contributions import Contribution, Lookup, Projection
 from lightning_jd.engines.tape.contributions.convolution import ConvolutionWeight
 from lightning_jd.errors import ArgumentError, GraphError, SetupError, ShapeError
 from tests.engines.oracle import jacobian_blocks
@@ -113,6 +113,21 @@ def test_a_block_between_batches_of_different_sizes(name: str) -> None:
             assert_close(gramian(first, model, other=second), J @ K.T, rtol=1e-9, atol=1e-11)
             assert_close(gramian(second, model, other=first), K @ J.T, rtol=1e-9, atol=1e-11)
             assert_close(gradient_norms(second, model), K.norm(dim=1), rtol=1e-9, atol=1e-11)
+
+
+def test_no_rows_of_a_tied_table_are_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(*_: object) -> None:
+        raise AssertionError("rows were formed")
+
+    with default_dtype(torch.float64):
+        model = Tied(2000, 20)
+        x, y = torch.randint(0, 2000, (4, 7)), torch.randint(0, 2000, (3, 5))
+        first, second = model(x), model(y)
+        gramian(first, model, other=second), gradient_norms(first, model)  # certified by now
+        for kind in (OuterProduct, Lookup):
+            for method in ("rows", "blocks"):
+                monkeypatch.setattr(kind, method, rows)
+        gramian(first, model, other=second), gradient_norms(first, model)
 
 
 def test_norms_of_groups_of_parameters() -> None:
