@@ -151,6 +151,7 @@ HOOKS: dict[str, Callable[[Tensor], object]] = {
     "clipping by value": on_tensor(lambda g: g.clamp(-0.01, 0.01)),
     "clipping by norm": on_tensor(clip),
     "rectifying": on_tensor(lambda g: g.relu()),
+    "shifting": on_tensor(lambda g: g + 0.01),
     "mixing": on_tensor(lambda g: g.mean(dim=0, keepdim=True).expand_as(g)),
     "prehook": lambda h: h.grad_fn.register_prehook(turned),
     "posthook": lambda h: h.grad_fn.register_hook(
