@@ -53,7 +53,7 @@ __all__ = [
     "project",
 ]
 __all__ += aggregators.__all__
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 #: The short name of a strategy to its class and arguments. Start methods are those of Lightning's
 #: own ``ddp_...`` names.

@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PUBLISHED: list[Any] = ["physics", "burgers", "continual", "fairness", "shares", "adaptation"]
 # Libraries warn about one another when they are imported, and that takes seconds.
 FOREIGN = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-PUBLISHED.append(pytest.param("adapters", marks=FOREIGN))
+PUBLISHED += [pytest.param(name, marks=FOREIGN) for name in ("adapters", "pina_zoo")]
 
 
 @pytest.fixture
@@ -229,8 +229,8 @@ def test_adapters_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_page_shows_the_tables_of_the_stored_runs(
     name: str, example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name == "adapters":
-        pytest.importorskip("peft", exc_type=ImportError)
+    for needs in {"adapters": ["peft"], "pina_zoo": ["pina"]}.get(name, []):
+        pytest.importorskip(needs, exc_type=ImportError)
     module = example(name)
     monkeypatch.setattr(module, "draw", lambda *_: module.new_figure(1, 1, "not here"))
     results: dict[Any, list[Any]] = {}
