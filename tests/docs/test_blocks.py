@@ -27,7 +27,9 @@ LONG = (
     "docs/guides/networks.md",
 )
 LAB = "python -m examples.lab "
-OPTIONAL = {*"hydra wandb sklearn torchjd peft torch_geometric matplotlib transformers".split()}
+OPTIONAL = {
+    *"hydra wandb sklearn torchjd peft pina torch_geometric matplotlib transformers".split()
+}
 #: Commands that a page runs, one line each.
 SHELL = [
     pytest.param(line.strip(), id=f"{block.page}:{block.line}")

@@ -108,23 +108,31 @@ class ProgramResult(NamedTuple):
         return Mismatch(tuple(reached), "program", apart / length if length else inf)
 
 
-def certificate_vector(G: Tensor, dtype: torch.dtype, *, is_linear: bool) -> Tensor:
+def certificate_vector(
+    G: Tensor, dtype: torch.dtype, *, is_linear: bool, columns: int = 1
+) -> Tensor:
     """The vector v of a certificate.
 
     Args:
         G: The Gramian, shape (m, m).
         dtype: The least precise type that takes part.
         is_linear: Whether gradients are known to be linear in the losses: there is no hook, and no
-            function of the user, on the way. If not, weights are small.
+            function of the user, on the way. If not, weights are small, and those of eight
+            neighbours differ: equal weights hide what mixes rows.
+        columns: The number of losses of each instance.
     """
     spread = 1e6 if torch.finfo(dtype).bits > 16 else 1e3
     if is_linear:
-        return random_vector(G, spread)
-    v = random_vector(G, 1.0 if dtype == torch.float16 else spread)
-    return v * (_SMALL[dtype] / v.abs().max())
+        return random_vector(G, spread, columns=columns)
+    v = random_vector(G, 1.0 if dtype == torch.float16 else spread, columns=columns)
+    instance = torch.arange(len(v), device=v.device) // columns
+    v = v * (1 + 0.25 * (instance // 2 % 4))  # exact in every type
+    return v * (_SMALL[dtype] / torch.exp2(v.abs().max().log2().ceil()))
 
 
-def random_vector(G: Tensor, spread: float, generator: torch.Generator | None = None) -> Tensor:
+def random_vector(
+    G: Tensor, spread: float, generator: torch.Generator | None = None, columns: int = 1
+) -> Tensor:
     """Random signs, and powers of two that let every objective weigh about the same.
 
     Neighbours have opposite signs, two by two: equal weights hide what mixes rows.
@@ -133,14 +141,15 @@ def random_vector(G: Tensor, spread: float, generator: torch.Generator | None = 
         G: The Gramian, shape (m, m).
         spread: The largest ratio of two weights that is allowed for the sake of balance.
         generator: A source of random numbers; by default one that nobody else draws from.
+        columns: The number of losses of each instance; its neighbours are those of another one.
     """
     norms = G.diagonal().clamp(min=0).sqrt()
     floor = norms.max().clamp(min=torch.finfo(G.dtype).tiny) / spread
     random = torch.rand(2, len(G), generator=generator or _RANDOM).to(G)
-    signs = torch.where(random[1] < 0.5, -1.0, 1.0)
+    signs = torch.where(random[1] < 0.5, -1.0, 1.0).view(-1, columns)
     signs[1::2] = -signs[:-1:2]
     balance = torch.log2(norms.max() / torch.maximum(norms, floor)).nan_to_num(0.0, neginf=0.0)
-    return signs * torch.exp2((balance + random[0]).round())
+    return signs.view(-1) * torch.exp2((balance + random[0]).round())
 
 
 def mismatches(

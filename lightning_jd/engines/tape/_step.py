@@ -253,7 +253,9 @@ class Step:
         return None if replay is None else ProgramResult.of(replay, self._vector(replay.G))
 
     def _vector(self, G: Tensor) -> Tensor:
-        return certificate_vector(G, self._dtype, is_linear=self.is_linear)
+        losses = self.request.instances
+        columns = 1 if losses is None or losses.ndim == 1 else losses.shape[1]
+        return certificate_vector(G, self._dtype, is_linear=self.is_linear, columns=columns)
 
     def _mismatches(self, ledger: Ledger, program: ProgramResult | None) -> list[Mismatch] | None:
         """The result of a certificate.

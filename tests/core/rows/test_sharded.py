@@ -18,6 +18,7 @@ from lightning_jd.aggregators import Step, UPGrad, resolve
 from lightning_jd.core import collect, compute_update, show_pieces
 from lightning_jd.core.processes import _columns
 from lightning_jd.core.rows import _fsdp_tape, _sharded
+from lightning_jd.core.rows._shards import leave_out_hooks
 from lightning_jd.engines import Objectives, jacobian
 from lightning_jd.engines.tape import OuterProduct
 from tests.helpers.two_processes import run_in_two_processes
@@ -87,6 +88,7 @@ def matrix(model: nn.Module, x: Tensor) -> Any:
 
 
 def shard(model: nn.Module, **options: Any) -> None:
+    leave_out_hooks()  # an earlier test may have loaded the package before FSDP2
     mesh = init_device_mesh("cpu", (2,))
     for part in model.children():
         if any(True for _ in part.parameters()):
