@@ -5,11 +5,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import lightning_jd
+from lightning_jd.engines.tape.graph import SHOWS_HOOKS
 from lightning_jd.engines.tape.plan import memory
 
 PACKAGE = Path(lightning_jd.__file__).parent
@@ -34,6 +36,7 @@ def files_entered(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> set[str
     return {str(path) for path in paths if path.parts[0] not in OTHERS}
 
 
+@pytest.mark.skipif(not SHOWS_HOOKS, reason="before torch 2.13, saved tensors are read in a pass")
 def test_a_step_enters_few_files() -> None:
     """The figures may only become smaller."""
     torch.manual_seed(0)
