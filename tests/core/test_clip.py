@@ -1,5 +1,7 @@
 """Clip in a step: the norms of the rows, and nothing else of the Gramian."""
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -109,3 +111,21 @@ def test_a_loss_that_is_not_finite_is_named() -> None:
 def test_wrong_arguments(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         Clip(**arguments)
+
+
+@pytest.mark.parametrize("memory", ["fast", "low"])
+@pytest.mark.parametrize("width", [8, 40_000])
+def test_shared_parameters_are_clipped_and_heads_are_not(
+    width: int, memory: Literal["fast", "low"]
+) -> None:
+    torch.manual_seed(0)
+    trunk, first, second = nn.Linear(6, width), nn.Linear(width, 1), nn.Linear(width, 2)
+    net = nn.ModuleList([trunk, first, second]).double()
+    features = torch.tanh(trunk(torch.randn(5, 6).double()))
+    losses = {"a": first(features).square().mean(), "b": second(features).exp().mean()}
+    J = jacobian(losses, trunk, chunk=1)
+    factors = (0.1 / J.norm(dim=1, keepdim=True)).clamp(max=1)
+    plain = torch.autograd.grad(sum(losses.values()), first.weight, retain_graph=True)  # type: ignore[arg-type]
+    backward(losses, net, Clip(0.1), params="shared", memory=memory)
+    assert_close(flat_gradient(trunk), (J * factors).mean(dim=0))
+    assert_close(first.weight.grad, *plain)

@@ -177,7 +177,7 @@ class GraphRows(Rows):
     def plain_gradients(self, delivery: Delivery) -> Gradients:
         # The gradient of the sum of the tasks is what a loop over them adds up.
         is_sum = self._is_alone and self.layout.plain_weight == 1
-        if is_sum and self._gramian_is_next and self.selected:
+        if is_sum and self._gramian_is_next and self.selected and not self.only_norms:
             tensors = [tensor for _, tensor in self.plain]
             found = self._tape(self.selected).gradients_beside(tensors)
             if found is not None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from lightning_jd import backward
 from lightning_jd.aggregators import Constant, UPGrad
@@ -15,7 +16,7 @@ from lightning_jd.engines import Objectives, Tape, gramian, jacobian
 from lightning_jd.engines.tape import _compare
 from lightning_jd.engines.tape.owners import _probe
 from lightning_jd.engines.tape.plan import memory
-from lightning_jd.errors import GraphError
+from lightning_jd.errors import GraphError, NonFiniteError
 from tests.engines.fuzz.generate import STEPS, Graph
 from tests.engines.zoo import default_dtype
 from tests.helpers.rows import scalars
@@ -327,6 +328,11 @@ def _run(
                 said = mode(checked, t, losses, names["params"])
             except GraphError as error:
                 said, refused = "", refused or f"step {t}: {error}"
+            except NonFiniteError as error:
+                if all(bool(loss.isfinite().all()) for loss in tree_leaves(losses)):
+                    said = str(error)
+                else:  # the gradients of an infinite loss may be finite
+                    said, refused = "", refused or f"step {t}: {error}"
             except Exception as error:
                 said = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
         text = " ".join(str(h.message) for h in heard)
